@@ -6,13 +6,12 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use espalier_plan::config::Override;
-use espalier_train::Error;
-use espalier_train::trained::{ClassifiedPicture, TrainedModel};
+use espalier_train::trained::ClassifiedPicture;
 use serde::Serialize;
 
 use crate::log::LogArguments;
 use crate::output;
-use crate::prepared::PreparedRun;
+use crate::prepared::{PreparedRun, open_trained};
 use crate::setting::setting;
 
 #[derive(Args)]
@@ -52,8 +51,7 @@ struct ClassifyReport {
 
 pub fn classify(arguments: &ClassifyArguments) -> Result<ExitCode> {
     arguments.log.start(None)?;
-    let report = |broken: &Error| output::print_err!("warning: {broken}; the one before it is used");
-    let trained = TrainedModel::open(&arguments.checkpoint, report)?;
+    let trained = open_trained(&arguments.checkpoint)?;
     let (plan, dataset) = trained.pictures(&arguments.images, &arguments.overrides)?;
     let prepared = PreparedRun { plan, dataset, process_group: None };
     let device = prepared.open_device()?;

@@ -7,14 +7,13 @@ use anyhow::Result;
 use clap::Args;
 use espalier_plan::config::{self, Override, RunTable};
 use espalier_plan::spec::Input;
-use espalier_train::Error;
-use espalier_train::trained::{EvalResult, EvalWindows, TrainedModel};
+use espalier_train::trained::{EvalResult, EvalWindows};
 
 use crate::log::LogArguments;
-use crate::prepared::PreparedRun;
+use crate::prepared::{PreparedRun, open_trained};
 use crate::run_file::{conflict, in_file, replicas};
 use crate::setting::setting;
-use crate::{output, ranks};
+use crate::{output, progress, ranks};
 
 #[derive(Args)]
 #[command(
@@ -61,10 +60,12 @@ pub struct EvalArguments {
 
 pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
     arguments.log.start(None)?;
-    let report = |broken: &Error| output::print_err!("warning: {broken}; the one before it is used");
-    let trained = TrainedModel::open(&arguments.checkpoint, report)?;
+    let trained = open_trained(&arguments.checkpoint)?;
     let overrides = [laid_out(&arguments.layout, arguments.ranks)?, arguments.overrides.clone()].concat();
     let dataset = trained.eval_dataset(arguments.data.as_deref(), &overrides)?;
+    if let Some(note) = progress::damaged(&dataset) {
+        output::print_err!("note: {note}");
+    }
     if arguments.data.is_none()
         && let Some(change) = trained.changed_data(&overrides)?
     {

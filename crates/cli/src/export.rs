@@ -5,12 +5,11 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
-use espalier_train::Error;
 use espalier_train::hub::{ExportOptions, ExportPrecision, ExportReport, GgufReport, GgufType};
-use espalier_train::trained::TrainedModel;
 use serde_json::json;
 
 use crate::output;
+use crate::prepared::open_trained;
 use crate::run_file::conflict;
 
 #[derive(Args)]
@@ -80,14 +79,13 @@ pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
     if arguments.out.extension().is_some_and(|extension| extension == "gguf") {
         return Err(conflict("--out", "ends in .gguf, and would be a folder: add --format gguf").into());
     }
-    let report = |broken: &Error| output::print_err!("warning: {broken}; the one before it is used");
     let dtype = arguments.dtype.map(|dtype| match dtype {
         ExportDtypeArg::F32 => ExportPrecision::F32,
         ExportDtypeArg::Bf16 => ExportPrecision::Bf16,
         ExportDtypeArg::F16 => ExportPrecision::F16,
     });
     let how = ExportOptions { dtype, shard_bytes: bytes(arguments.shards.as_deref().unwrap_or("5GB"))? };
-    let trained = TrainedModel::open(&arguments.checkpoint, report)?;
+    let trained = open_trained(&arguments.checkpoint)?;
     let ExportReport { files, tensors, bytes, has_config } = trained.export(&arguments.out, &how)?;
     let out = arguments.out.display();
     output::print_out!("{out}: {tensors} tensors, {:.1} MB in {}", bytes as f64 / 1e6, files.join(", "));
@@ -119,8 +117,7 @@ fn export_gguf(arguments: &ExportArguments) -> Result<ExitCode> {
         GgufTypeArg::Q8_0 => GgufType::Q8_0,
         GgufTypeArg::Q4_0 => GgufType::Q4_0,
     });
-    let report = |broken: &Error| output::print_err!("warning: {broken}; the one before it is used");
-    let trained = TrainedModel::open(&arguments.checkpoint, report)?;
+    let trained = open_trained(&arguments.checkpoint)?;
     let GgufReport { dtype, tensors, bytes, has_tokenizer } = trained.export_gguf(&arguments.out, dtype)?;
     let out = arguments.out.display();
     output::print_out!("{out}: {tensors} tensors, {:.1} MB, {}", bytes as f64 / 1e6, dtype.name());

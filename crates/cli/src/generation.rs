@@ -18,7 +18,7 @@ use espalier_train::Error;
 use espalier_train::infer::{Generation, Generator, Sampler, Sampling, TextStream};
 use espalier_train::trained::{TrainedModel, on_ranks};
 
-use crate::output::print_err;
+use crate::prepared::open_trained;
 use crate::setting::setting;
 use crate::signals::StopSignal;
 use crate::{device, ranks};
@@ -124,8 +124,7 @@ pub struct GenerationSession {
 impl GenerationSession {
     /// Opens a checkpoint, or says why no text can come of it.
     pub fn open(checkpoint: &Path, arguments: &GenerationArguments) -> Result<GenerationSession> {
-        let on_damaged = |broken: &Error| print_err!("warning: {broken}; the one before it is used");
-        let trained = TrainedModel::open(checkpoint, on_damaged)?;
+        let trained = open_trained(checkpoint)?;
         let tokenizer = match &arguments.tokenizer {
             Some(path) => Some(Tokenizer::open(path).map_err(Error::Data)?),
             None => None,

@@ -11,11 +11,23 @@ use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 use espalier_train::parallel::launched::ProcessGroup;
+use espalier_train::trained::TrainedModel;
 use espalier_train::{Error, hub};
 
 use crate::device;
+use crate::output::print_err;
 use crate::read_progress::ReadProgress;
 use crate::run_file::{in_file, resolve};
+
+/// Opens a trained model; of a run, its newest checkpoint that is intact.
+pub fn open_trained(path: &Path) -> Result<TrainedModel, Error> {
+    TrainedModel::open(path, passed_over)
+}
+
+/// Says that a checkpoint cannot be used.
+pub fn passed_over(broken: &Error) {
+    print_err!("warning: {broken}; the one before it is used");
+}
 
 /// A run file, resolved, with its data.
 pub struct PreparedRun {

@@ -252,7 +252,7 @@ fn skipped(dataset: &Dataset) -> Option<String> {
 }
 
 /// Which files of a folder of pictures are none.
-fn damaged(dataset: &Dataset) -> Option<String> {
+pub fn damaged(dataset: &Dataset) -> Option<String> {
     let Dataset::Folder(folder) = dataset else { return None };
     let found = folder.damaged();
     let name = |one: &DamagedPicture| format!("{} ({})", one.path.display(), one.why);

@@ -5,10 +5,9 @@ use std::path::Path;
 
 use anyhow::Result;
 use espalier_plan::config::RunTable;
-use espalier_train::trained::TrainedModel;
-use espalier_train::{Error, hub};
+use espalier_train::hub;
 
-use crate::output::print_err;
+use crate::prepared::{open_trained, passed_over};
 use crate::run_file::{in_file, read_run};
 
 /// Where a run's weights come from, as far as that says what the run is.
@@ -30,12 +29,11 @@ impl Origin<'_> {
             }
             None => None,
         };
-        let report = |broken: &Error| print_err!("warning: {broken}; the one before it is used");
         if run.leaves_model() {
             let (model, tokenizer) = match (&before, self.checkpoint) {
                 (Some(before), _) => (before.model().map_err(in_path)?, before.tokenizer()),
                 (None, Some(from)) => {
-                    let described = hub::model_of(from, report)?;
+                    let described = hub::model_of(from, passed_over)?;
                     // The run file may stand elsewhere.
                     let tokenizer = described.tokenizer.map(std::path::absolute).transpose()?;
                     (described.model, tokenizer)
@@ -50,7 +48,7 @@ impl Origin<'_> {
                 (Some(before), _) => before.sparsity(),
                 (None, Some(from)) => {
                     let candidates = run.candidates().map_err(in_path)?;
-                    Some(TrainedModel::open(from, report)?.zeros(candidates)?)
+                    Some(open_trained(from)?.zeros(candidates)?)
                 }
                 (None, None) => None,
             };

@@ -41,6 +41,8 @@ pub enum ModelInput<'a> {
         classes: Option<Vec<String>>,
         /// How many it has.
         count: usize,
+        /// Whether a damaged picture is an error.
+        strict: bool,
     },
 }
 
@@ -65,9 +67,10 @@ impl Dataset {
                 };
                 Ok(Dataset::Tokens(TokenDataset::for_evaluation(&source, &[path.to_owned()], seq)?))
             }
-            ModelInput::Images { standard, pixels, frame, classes, count } => {
+            ModelInput::Images { standard, pixels, frame, classes, count, strict } => {
                 if let Some(folder) = picture_folder(path) {
-                    let folder = ImageFolder::for_evaluation(&folder, frame, classes.as_deref(), count)?;
+                    let folder =
+                        ImageFolder::for_evaluation(&folder, frame, classes.as_deref(), count, strict)?;
                     return Ok(Dataset::Folder(folder.with_pixels(standard, &pixels)?));
                 }
                 let images = ImageDataset::for_evaluation(images(path)?, standard);
@@ -137,8 +140,15 @@ mod tests {
         fs::write(at("test_batch.bin"), vec![3; 2 * 3073]).unwrap();
         let standard = PixelStats { mean: vec![20.0], std: vec![10.0] };
         let frame = PictureFrame::usual([1, 2, 1]);
-        let asked =
-            |standard, pixels| ModelInput::Images { standard, pixels, frame, classes: None, count: 10 };
+        let (classes, count, strict) = (None, 10, false);
+        let asked = |standard, pixels| ModelInput::Images {
+            standard,
+            pixels,
+            frame,
+            classes: classes.clone(),
+            count,
+            strict,
+        };
         let takes = |standard| asked(standard, PixelScaling::default());
         let path = at("t10k-images-idx3-ubyte");
         let images = Dataset::for_evaluation(&path, takes(Some(standard.clone()))).unwrap();

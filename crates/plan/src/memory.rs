@@ -22,7 +22,7 @@ use serde::Serialize;
 
 use crate::batch::BatchSizes;
 use crate::data_parallel::{DataParallelMode, ZeroStage};
-use crate::packets::{BUCKET, SharedVector, average_bytes, message_bytes, scattered_bytes};
+use crate::packets::{BUCKET, SharedVector, arrive_last, average_bytes, message_bytes, scattered_bytes};
 use crate::pruning::{PrunedKernels, Pruning};
 use crate::schedule::{Action, Chunk, Pass, Placement, Schedule, Updates};
 use crate::scoring::{GrowthCandidate, ScoredBatch, ScoringMemory, growth_bytes};
@@ -340,13 +340,23 @@ impl<'a> Prediction<'a> {
         let all: Vec<SharedVector> = vectors.iter().chain(&tied).copied().collect();
         let sum = |numbers: &mut dyn Iterator<Item = u64>| numbers.fold(0, u64::saturating_add);
         let shards = |of: &[SharedVector]| sum(&mut of.iter().map(|one| one.shard_elements()));
+        let each_gradient = storage.gradient_bytes();
         let (local, summed) = match data_parallel {
-            DataParallelMode::Sharded(ZeroStage::State) => (shards(&all), stored),
-            DataParallelMode::Sharded(_) => {
-                // Those of tied parameters are complete until the last use has made its gradient.
-                (shards(&all), shards(&vectors).saturating_add(sum(&mut tied.iter().map(|one| one.elements))))
+            DataParallelMode::Sharded(ZeroStage::State) => {
+                (shards(&all), stored.saturating_mul(each_gradient))
             }
-            _ => (stored, stored),
+            DataParallelMode::Sharded(_) => {
+                // Those of tied parameters are complete until the last use has made its gradient; they are rounded for
+                // their message before what arrives last.
+                let tied = sum(&mut tied.iter().map(|one| one.elements));
+                let is_rounded =
+                    blocks.len() == 1 && arrive_last(&vectors, precision.size(), self.batch.micro_batches);
+                let each_tied = if is_rounded { precision.size() } else { each_gradient };
+                let arrived = shards(&vectors).saturating_mul(each_gradient);
+                let together = arrived.saturating_add(tied.saturating_mul(each_tied));
+                (shards(&all), together.max(tied.saturating_mul(each_gradient)))
+            }
+            _ => (stored, stored.saturating_mul(each_gradient)),
         };
         let mut statistics: Vec<usize> = blocks
             .iter()
@@ -402,7 +412,7 @@ impl<'a> Prediction<'a> {
         MemoryPlan {
             weights: versioned(weights).max(first.saturating_add(buffers)),
             weights_at_rest: versioned(weights),
-            gradients: summed.saturating_mul(storage.gradient_bytes()),
+            gradients: summed,
             optimizer: local.saturating_mul(each).saturating_add(pulled.saturating_mul(candidates)),
             mask,
             scoring: scoring.max(grown),

@@ -117,6 +117,13 @@ pub(crate) fn scattered_bytes(
     [copying, flying, end, gathered_bytes(gathered, size)].into_iter().max().unwrap_or(0)
 }
 
+/// Whether shards of the last of these arrive only when the last micro-batch is over, since too few packets follow
+/// them for anybody to wait for theirs.
+pub(crate) fn arrive_last(vectors: &[SharedVector], size: u64, micro_batches: usize) -> bool {
+    let bytes: Vec<u64> = vectors.iter().map(|one| one.elements.saturating_mul(size)).collect();
+    micro_batches.saturating_sub(1) * packets(&bytes).len() < SCATTERED_AT_ONCE
+}
+
 /// Bytes of the messages in which shards of some vectors come from all ranks at once.
 pub(crate) fn gather_messages(vectors: impl Iterator<Item = SharedVector>, size: u64) -> u64 {
     sum(vectors.map(SharedVector::message)).saturating_mul(size)

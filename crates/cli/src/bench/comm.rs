@@ -67,16 +67,18 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
         BenchRanks::Gpus(_) => ("NCCL", Precision::Bf16),
     };
     print_err!("measuring communication among {} ranks ({carrier}, {})", ranks.count(), precision.name());
-    let (sizes, overlapped) =
-        if arguments.quick { (&SIZES[..2], SIZES[0]) } else { (&SIZES[..], OVERLAPPED) };
-    let links = rounds(|| comm_timing::links(ranks, AllReduce::Ring, precision, sizes))?;
+    let (sizes, overlapped, count) = match arguments.quick {
+        true => (&SIZES[..2], SIZES[0], 1),
+        false => (&SIZES[..], OVERLAPPED, ROUNDS),
+    };
+    let links = rounds(count, || comm_timing::links(ranks, AllReduce::Ring, precision, sizes))?;
     let links = LinkSamples::medians(&links);
     let bytes = precision.size() as f64;
     output::on_standard_output(format_args!("{}", table(&links, bytes)));
     let two = links.costs(|pattern| pattern == POINT_TO_POINT);
     let rings = links.costs(|pattern| pattern != POINT_TO_POINT);
-    let occupies = rounded(median(rounds(|| comm_timing::occupies(ranks, precision, overlapped))?));
-    let costs = rounds(|| comm_timing::oversubscription(ranks))?
+    let occupies = rounded(median(rounds(count, || comm_timing::occupies(ranks, precision, overlapped))?));
+    let costs = rounds(count, || comm_timing::oversubscription(ranks))?
         .into_iter()
         .collect::<Option<Vec<OversubscriptionCost>>>();
     let middle = |of: fn(&OversubscriptionCost) -> f64| {
@@ -114,8 +116,8 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn rounds<R>(measure: impl Fn() -> Result<R, Error>) -> Result<Vec<R>, Error> {
-    (0..ROUNDS).map(|_| measure()).collect()
+fn rounds<R>(count: usize, measure: impl Fn() -> Result<R, Error>) -> Result<Vec<R>, Error> {
+    (0..count).map(|_| measure()).collect()
 }
 
 /// Those that there are: GPUs where two are found, or a thread for each core.

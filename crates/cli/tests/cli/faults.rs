@@ -15,7 +15,7 @@ use crate::{TINY, TestDir, command, json, refused, stderr, succeeded, train_in};
 /// Settings of a run that is long enough to be killed, and saves often enough to be killed while it does.
 pub const LONG: [&str; 10] = [
     "--set",
-    "train.steps=120",
+    "train.steps=60",
     "--set",
     "model.width=64",
     "--set",
@@ -81,7 +81,7 @@ fn a_killed_run_leaves_whole_checkpoints_and_goes_on_with_the_same_bits() {
         let expected = uninterrupted(&folder, ranks);
         let arguments = [&LONG[..], &["--json", "--out", "broken"], ranks].concat();
         let run = folder.join("broken");
-        let (first, second) = (1 + random(50), 60 + random(50));
+        let (first, second) = (1 + random(20), 30 + random(20));
         for (step, resume) in [(first, &[][..]), (second, &["--resume"])] {
             let mut child = start(&folder, &[&arguments[..], resume].concat());
             wait_for_step(&run, step);
@@ -128,7 +128,7 @@ fn a_run_that_falls_over_is_restarted_as_often_as_it_may() {
         let ranks = ["--ranks", ranks];
         let expected = uninterrupted(&folder, &ranks);
         let arguments = [&LONG[..], &["--json", "--out", "broken", "--max-restarts", "2"], &ranks].concat();
-        let steps = [3 + random(50), 60 + random(50)];
+        let steps = [3 + random(20), 30 + random(20)];
         let output = killed_at(&steps, &folder, &arguments);
         let text = stderr(&output);
         assert!(output.status.success(), "killed at {steps:?}: {text}");

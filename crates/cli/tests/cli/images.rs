@@ -55,6 +55,12 @@ fn a_folder_is_learnt_evaluated_and_its_pictures_are_named() {
     // ImageNet's layout means what is held out of it.
     assert_eq!(json_of(espalier(&folder, ["eval", "run", "--data", "pets", "--json"])), score);
     assert_eq!(json_of(espalier(&folder, ["eval", "run", "--json"])), score);
+    fs::write(folder.join("pets/val/cat/2.png"), "no picture").unwrap();
+    let output = succeeded(espalier(&folder, ["eval", "run", "--data", "pets/val", "--json"]));
+    assert!(stderr(&output).contains(expected) && stderr(&output).contains("2.png ("), "{}", stderr(&output));
+    assert_eq!(json_of(output), score);
+    let strict = espalier(&folder, ["eval", "run", "--data", "pets/val", "--set", "data.strict=true"]);
+    assert!(stderr(&strict).contains("2.png is no intact picture"), "{}", stderr(&strict));
     let named = json_of(espalier(&folder, ["classify", "run", "pets/val/cat/1.png", "--json"]));
     let classes = named["images"][0]["classes"].as_array().unwrap();
     assert_eq!((classes.len(), &named["images"][0]["path"]), (2, &"pets/val/cat/1.png".into()));

@@ -411,7 +411,7 @@ proptest! {
 /// last one does not go on before that is done.
 #[test]
 fn nobody_goes_on_before_the_last_piece_is_done() {
-    const LEN: usize = 8_000;
+    const LEN: usize = 1_000;
     let come = AtomicU64::new(0);
     let rounds = |comm: Communicator| -> Result<(), Error> {
         for round in 0..20_000u64 {
@@ -419,7 +419,7 @@ fn nobody_goes_on_before_the_last_piece_is_done() {
             // Both come at once, as far as a thread can see to that; but none waits for one that has failed.
             come.fetch_add(1, Ordering::Relaxed);
             let together = || come.load(Ordering::Relaxed) >= 2 * (round + 1);
-            (0..10_000).take_while(|_| !together()).for_each(|_| std::hint::spin_loop());
+            (0..1_000).take_while(|_| !together()).for_each(|_| std::hint::spin_loop());
             let sum = comm.all_reduce(local, Reduce::Sum)?;
             let wrong = sum.iter().position(|&it| it != 2 * round + 1);
             assert_eq!(wrong, None, "rank {} in round {round}", comm.rank());

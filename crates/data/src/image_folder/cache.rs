@@ -138,6 +138,30 @@ pub(crate) fn decoded(path: &Path, side: usize) -> Result<Picture, String> {
     })
 }
 
+/// Those of these files that are pictures: each is decoded once, by all cores, and forgotten. The others are added
+/// to `damaged`.
+pub(crate) fn intact(
+    files: Vec<PictureFile>,
+    damaged: &mut Vec<DamagedPicture>,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Vec<PictureFile> {
+    let bytes = |files: &[PictureFile]| files.iter().map(|file| file.bytes).sum::<u64>();
+    let (all, mut done, mut faults) = (bytes(&files), 0, Vec::with_capacity(files.len()));
+    for some in files.chunks(AT_ONCE) {
+        faults.par_extend(some.par_iter().map(|file| decoded(&file.path, usize::MAX).err()));
+        done += bytes(some);
+        progress(done, all);
+    }
+    let mut sort = |(file, why): (PictureFile, Option<String>)| match why {
+        None => Some(file),
+        Some(why) => {
+            damaged.push(DamagedPicture { path: file.path, why });
+            None
+        }
+    };
+    files.into_iter().zip(faults).filter_map(&mut sort).collect()
+}
+
 /// The cache, where it is that of these files.
 fn read(
     index: &Path,

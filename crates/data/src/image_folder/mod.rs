@@ -23,7 +23,7 @@ use crate::augment::SampleRandom;
 use crate::images::{HELD_OUT, PixelStats, in_bytes};
 use crate::order::Permutation;
 use crate::{DataFacts, DataSplit, Error, HostBatch, ImageBatch, Inputs, error::check_validation};
-use cache::{CachedPictures, decoded};
+use cache::{CachedPictures, decoded, intact};
 use espalier_plan::data::{FolderSource, HeldOut, PictureCache, PictureCrop, PixelScaling};
 use espalier_tensor::ops::standardise::{ImageCrop, PixelValues};
 use listing::{FolderListings, PictureFile, PictureListing, learnt_folder};
@@ -135,9 +135,8 @@ impl ImageFolder {
             let mut samples = data.add(listing, source, progress)?;
             data.validation.append(&mut samples);
         }
-        if let (true, Some(DamagedPicture { path, why })) = (*strict, data.damaged.first()) {
-            let more = data.damaged.len() - 1;
-            return Err(Error::Damaged { path: path.clone(), why: why.clone(), more });
+        if *strict {
+            data.refuse_damaged()?;
         }
         if let Some(fraction) = fraction {
             data.hold_out(&folder, fraction)?;
@@ -155,18 +154,27 @@ impl ImageFolder {
         Ok(DataFacts { vocab: None, image, classes: Some(classes.len()) })
     }
 
-    /// All pictures of a folder of classes, to evaluate a model on, which knows `classes` of them, or as many.
+    /// All pictures of a folder of classes, to evaluate a model on, which knows `classes` of them, or as many; less
+    /// the damaged ones, unless they are an error.
     pub(crate) fn for_evaluation(
         path: &Path,
         frame: PictureFrame,
         classes: Option<&[String]>,
         most: usize,
+        strict: bool,
     ) -> Result<ImageFolder, Error> {
         let PictureListing { classes, files, .. } = PictureListing::read(path, classes)?;
         if let Some(class) = classes.get(most) {
             return Err(Error::UnknownClass { path: path.join(class), expected: most });
         }
-        Ok(ImageFolder::of_files(classes, files, frame))
+        let mut damaged = Vec::new();
+        let files = intact(files, &mut damaged, &mut |_, _| ());
+        let data = ImageFolder { damaged, ..ImageFolder::of_files(classes, files, frame) };
+        match data.validation.is_empty() {
+            _ if strict => data.refuse_damaged().map(|()| data),
+            true => Err(Error::TooFew { path: path.into(), split: "evaluation", expected: 1, got: 0 }),
+            false => Ok(data),
+        }
     }
 
     /// These pictures, of which nobody knows what they show.
@@ -214,10 +222,14 @@ impl ImageFolder {
     /// Takes the pictures of a listing, less the damaged ones.
     fn add(
         &mut self,
-        listing: PictureListing,
+        mut listing: PictureListing,
         source: &FolderSource,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Vec<PictureSample>, Error> {
+        // Where a damaged one is an error, it is found when it is wanted.
+        if source.cache == PictureCache::None && !source.strict {
+            listing.files = intact(listing.files, &mut self.damaged, progress);
+        }
         let set = self.sets.len() as u32;
         let sample =
             |(i, file): (usize, &PictureFile)| PictureSample { set, picture: i as u32, label: file.label };
@@ -233,6 +245,12 @@ impl ImageFolder {
             PictureCache::None => self.sets.push(PictureSet::Files(listing.files, source.max_side)),
         }
         Ok(samples)
+    }
+
+    /// An error that names the first damaged file, where there is one.
+    fn refuse_damaged(&self) -> Result<(), Error> {
+        let Some(DamagedPicture { path, why }) = self.damaged.first() else { return Ok(()) };
+        Err(Error::Damaged { path: path.clone(), why: why.clone(), more: self.damaged.len() - 1 })
     }
 
     /// Holds a fraction of the samples out: the same in every run.

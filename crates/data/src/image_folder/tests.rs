@@ -151,11 +151,26 @@ fn damaged_files_are_named_and_counted() {
     let strict = folders.refused("strict = true");
     assert!(strict.starts_with("DIR/cat/cut.png is no intact picture: "), "{strict}");
     assert!(strict.ends_with(" (and one more file is damaged)"), "{strict}");
-    // Without a cache nobody looks before the picture is wanted.
-    let data = folders.open("cache = \"none\"\nvalidation = 0.0").unwrap();
+    let data = folders.open("cache = \"none\"").unwrap();
+    assert_eq!(damaged(&data), ["cut.png", "notes.txt"]);
+    assert_eq!(data.len(DataSplit::Train) + data.len(DataSplit::Validation), 10);
+    // Without a cache, and where a damaged picture is an error, nobody looks before it is wanted.
+    let data = folders.open("cache = \"none\"\nvalidation = 0.0\nstrict = true").unwrap();
     let all: Vec<_> = (0..12).map(|i| (0, i)).collect();
     let error = data.bytes(DataSplit::Train, &all).unwrap_err().to_string();
     assert!(error.contains("is no intact picture"), "{error}");
+    // To be evaluated on.
+    let folder = folders.0.path().join("data");
+    let evaluated = |strict| {
+        let frame = PictureFrame::new([16, 16, 3], 16);
+        ImageFolder::for_evaluation(&folder, frame, None, 2, strict)
+    };
+    let data = evaluated(false).unwrap();
+    assert_eq!(
+        (damaged(&data), data.len(DataSplit::Validation)),
+        (vec!["cut.png".into(), "notes.txt".into()], 10)
+    );
+    assert!(evaluated(true).unwrap_err().to_string().ends_with(" (and one more file is damaged)"));
 }
 
 /// A second opening decodes nothing; a file that changed is decoded again; without a cache it is the same.

@@ -1,5 +1,7 @@
 //! Builds layers one after the other from the spec of a rank's model. Linear layers take what stands before
-//! them into a chain, and halo exchanges and synchronised statistics the layer that they stand before.
+//! them into a chain; what convolutions and batch norms take is decided in `cnn`.
+
+mod cnn;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -10,15 +12,14 @@ use espalier_plan::spec::recompute::{AttentionSpan, attention_spans};
 use espalier_plan::spec::shape::Shape;
 use espalier_plan::spec::{self, CollectiveOp, LayerDescription, ShardDim, WeightOrder};
 use espalier_tensor::ops::activation::ActivationFn;
-use espalier_tensor::ops::conv::ConvParams;
 use espalier_tensor::ops::embedding::TableRows;
 use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::ops::pool::PoolParams;
 
 use crate::AxisGroups;
-use crate::layers::spatial::{HaloComm, HaloExchange, TiledConv, TiledMean};
+use crate::layers::spatial::{HaloComm, HaloExchange, TiledMean};
 use crate::layers::*;
-use crate::weights::{BufferId, ParameterId, ids_by_name};
+use crate::weights::{ParameterId, ids_by_name};
 
 /// What is known at the layer reached.
 pub(super) struct Builder<'a> {
@@ -131,34 +132,9 @@ impl<'a> Builder<'a> {
         let mut built: Vec<Box<dyn Layer>> = Vec::new();
         let mut rest = layers;
         while let Some(layer) = rest.first() {
-            let (next, count): (Box<dyn Layer>, usize) = match (self.chain(rest), rest) {
-                (Some((chain, count)), _) => (Box::new(chain), count),
-                (
-                    None,
-                    [spec::LayerSpec::Halo(halo), spec::LayerSpec::Conv(spec::Conv { name, bias, .. }), ..],
-                ) => {
-                    let (weight, bias) = (self.weight(name), bias.then(|| self.bias(name)));
-                    (Box::new(TiledConv::new(weight, bias, self.halo(halo))), 2)
-                }
-                (None, [spec::LayerSpec::Residual(residual), relu, ..])
-                    if self.is_fused_relu(relu) && norm_at_end(&residual.branch).is_some() =>
-                {
-                    (Box::new(self.relu_residual(residual)), 2)
-                }
-                (None, [spec::LayerSpec::Conv(conv), behind @ ..]) => {
-                    let conv = self.conv(conv, behind);
-                    let count = 1 + usize::from(conv.relu);
-                    (Box::new(conv), count)
-                }
-                // The largest of a window is above zero where ReLU's is: a pool first leaves ReLU less to do.
-                (None, [relu, behind @ ..]) if self.is_fused_relu(relu) && pools_before_conv(behind) => {
-                    let [pool, relu] = [self.layer(&behind[0]), self.layer(relu)];
-                    (Box::new(Sequence(vec![pool, relu])), 2)
-                }
-                (None, _) => match norm_at_start(rest) {
-                    Some(norm) => self.norm_and_behind(norm, &rest[norm.len()..]),
-                    None => (self.layer(layer), 1),
-                },
+            let (next, count): (Box<dyn Layer>, usize) = match self.chain(rest) {
+                Some((chain, count)) => (Box::new(chain), count),
+                None => self.cnn(rest).unwrap_or_else(|| (self.layer(layer), 1)),
             };
             built.push(next);
             self.advance(&rest[..count]);
@@ -371,98 +347,6 @@ impl<'a> Builder<'a> {
         table
     }
 
-    /// A batch norm with the ReLU behind it, and perhaps the convolution behind that; how many layers that is.
-    fn norm_and_behind(
-        &mut self,
-        norm: &[spec::LayerSpec],
-        behind: &[spec::LayerSpec],
-    ) -> (Box<dyn Layer>, usize) {
-        let relu = behind.first().is_some_and(|next| self.is_fused_relu(next));
-        let count = norm.len() + usize::from(relu);
-        let built = self.batch_norm(norm, relu);
-        match behind {
-            [_, spec::LayerSpec::Conv(conv), behind @ ..] if relu => {
-                let conv = self.conv(conv, behind);
-                let count = count + 1 + usize::from(conv.relu);
-                (Box::new(NormConv { norm: built, conv }), count)
-            }
-            _ => (Box::new(built), count),
-        }
-    }
-
-    /// A convolution with the ReLU behind it, or before a batch norm, which is then built with its bias.
-    fn conv(&mut self, conv: &spec::Conv, behind: &[spec::LayerSpec]) -> ConvLayer {
-        let spec::Conv { name, kernel, stride, padding, bias, .. } = conv;
-        let relu =
-            behind.first().is_some_and(|next| self.is_fused_relu(next)) && !pools_before_conv(&behind[1..]);
-        let (bias, normed) = (bias.then(|| self.bias(name)), norm_at_start(behind).is_some());
-        self.bias_before = bias.filter(|_| normed);
-        let conv = ConvParams { kernel: *kernel, stride: *stride, padding: padding_of(*padding) };
-        ConvLayer { weight: self.weight(name), bias, conv, relu, normed }
-    }
-
-    /// A residual layer whose branch ends in a batch norm, and the ReLU behind it.
-    fn relu_residual(&mut self, spec::Residual { branch, shortcut }: &spec::Residual) -> ReluResidual {
-        let norm = norm_at_end(branch).expect("the caller has looked");
-        ReluResidual {
-            before: self.branch(&branch[..branch.len() - norm.len()]).0,
-            norm: self.batch_norm(norm, true),
-            shortcut: self.branch(shortcut).0,
-        }
-    }
-
-    /// A batch norm, with what shares its statistics, if anything does, and perhaps with the ReLU behind it.
-    fn batch_norm(&mut self, layers: &[spec::LayerSpec], relu: bool) -> SyncBatchNorm {
-        let (shared, norm) = match layers {
-            [spec::LayerSpec::SharedStatistics(shared), spec::LayerSpec::BatchNorm(norm)] => {
-                (Some(shared), norm)
-            }
-            [spec::LayerSpec::BatchNorm(norm)] => (None, norm),
-            other => unreachable!("no batch norm: {other:?}"),
-        };
-        let norm = self.local_batch_norm(norm, relu);
-        match (shared, self.groups.along(Axis::Data)) {
-            (Some(shared), _) => self.sync_batch_norm(shared, norm),
-            (None, replicas) if replicas.size() > 1 => {
-                SyncBatchNorm { over_replicas: Some(replicas.clone()), ..SyncBatchNorm::local(norm) }
-            }
-            (None, _) => SyncBatchNorm::local(norm),
-        }
-    }
-
-    fn local_batch_norm(
-        &mut self,
-        spec::BatchNorm { name, group, eps, .. }: &spec::BatchNorm,
-        relu: bool,
-    ) -> BatchNorm {
-        BatchNorm {
-            relu,
-            bias_before: self.bias_before.take(),
-            group: *group,
-            eps: *eps,
-            scale: self.weight(name),
-            shift: self.bias(name),
-            running_mean: BufferId(self.buffers[&format!("{name}.running_mean")]),
-            running_variance: BufferId(self.buffers[&format!("{name}.running_var")]),
-        }
-    }
-
-    fn sync_batch_norm(&self, shared: &spec::SharedStatistics, norm: BatchNorm) -> SyncBatchNorm {
-        let within = shared.over.iter().find(|axis| **axis != Axis::Data);
-        let in_sweep = within.map(|axis| self.groups.along(*axis).clone());
-        let with_data: Vec<Axis> = std::iter::once(Axis::Data).chain(within.copied()).collect();
-        SyncBatchNorm {
-            norm,
-            in_step: Some(self.groups.over(&shared.over).clone()),
-            over_replicas: Some(self.groups.over(&with_data).clone()),
-            shared: in_sweep
-                .as_ref()
-                .filter(|_| shared.shares_samples)
-                .map(|group| (group.size(), group.rank())),
-            in_sweep,
-        }
-    }
-
     fn collective(&self, spec: &spec::CollectiveLayer) -> CollectiveLayer {
         CollectiveLayer { group: self.groups.along(spec.axis).clone(), spec: spec.clone() }
     }
@@ -485,12 +369,6 @@ impl<'a> Builder<'a> {
         self.frozen_gates.is_some() && kind == spec::Activation::Relu
     }
 
-    /// Whether a layer is a ReLU that those before it may take over.
-    fn is_fused_relu(&self, layer: &spec::LayerSpec) -> bool {
-        let relu = spec::Activation::Relu;
-        matches!(layer, spec::LayerSpec::Activation(kind) if *kind == relu) && !self.is_frozen(relu)
-    }
-
     fn image(&self) -> [usize; 3] {
         match self.shape {
             Shape::Image { height, width, channels } => [height, width, channels],
@@ -509,26 +387,6 @@ impl<'a> Builder<'a> {
     fn bias(&self, name: &str) -> ParameterId {
         self.parameter(&format!("{name}.bias"))
     }
-}
-
-/// Whether layers begin with a max pool whose output a convolution keeps anyway.
-fn pools_before_conv(layers: &[spec::LayerSpec]) -> bool {
-    matches!(layers, [spec::LayerSpec::MaxPool(_), spec::LayerSpec::Conv(_), ..])
-}
-
-/// The batch norm that layers begin with, and what shares its statistics.
-fn norm_at_start(layers: &[spec::LayerSpec]) -> Option<&[spec::LayerSpec]> {
-    match layers {
-        [spec::LayerSpec::SharedStatistics(_), spec::LayerSpec::BatchNorm(_), ..] => Some(&layers[..2]),
-        [spec::LayerSpec::BatchNorm(_), ..] => Some(&layers[..1]),
-        _ => None,
-    }
-}
-
-/// The batch norm that layers end in, likewise.
-fn norm_at_end(layers: &[spec::LayerSpec]) -> Option<&[spec::LayerSpec]> {
-    let ends = |len: usize| layers.len().checked_sub(len).and_then(|at| norm_at_start(&layers[at..]));
-    ends(2).filter(|norm| norm.len() == 2).or_else(|| ends(1))
 }
 
 fn activation(kind: spec::Activation) -> ActivationFn {

@@ -132,7 +132,7 @@ pub(super) const DATA: &[Field] = &[
     flag("flip", false).with(|kind| images(kind) && !pictures(kind)),
     integer("padding", 0, 0, 4096).with(|kind| images(kind) && !pictures(kind)),
     optional_integer("max_side", 8, 65_536).with(pictures).held_out(),
-    flag("strict", false).with(pictures).held_out(),
+    flag("strict", false).with(pictures).for_evaluation(),
     word("cache", "disk", &["disk", "none"]).with(pictures).free().held_out(),
     text("cache_path", "a folder for decoded pictures").with(pictures).free().held_out().path(),
     integer("digits", 2, 1, 9).with(|kind| kind == "arithmetic").held_out(),

@@ -1,9 +1,9 @@
-//! The run file as a whole: defaults, sentences, and that writing and reading are inverses.
+//! The run file as a whole: defaults, and what is read of sections.
 
 mod documented;
 mod ranks;
-
-use proptest::prelude::*;
+mod round_trip;
+mod sentences;
 
 use super::*;
 use crate::data::PictureCrop;
@@ -119,19 +119,6 @@ fn tf32_can_be_forbidden() {
     insta::assert_snapshot!(sentence("[device]\ntf32 = 1"), @"`device.tf32` must be true or false, got 1");
 }
 
-#[test]
-fn misspelt_fields_and_words() {
-    insta::assert_snapshot!(sentence("[train]\nbacth = 8"), @"`train.bacth` is not a field; did you mean `train.batch`?");
-    insta::assert_snapshot!(sentence("batch = 8"), @"`batch` is not a field; did you mean `train.batch`?");
-    insta::assert_snapshot!(sentence("[train]\nlr = 0.1"), @"`train.lr` is not a field; did you mean `learning_rate.peak`?");
-    insta::assert_snapshot!(sentence("[optimiser]\nname = \"adam\""), @"`optimiser` is not a field; did you mean `optimizer`?");
-    insta::assert_snapshot!(sentence("[train]\nfrobnicate = 1"), @"`train.frobnicate` is not a field");
-    insta::assert_snapshot!(sentence("[optimizer]\nname = \"adma\""), @r#"`optimizer.name` must be "sgd", "momentum", "nesterov", "adam", "adamw", "lars" or "lamb", got "adma"; did you mean `adam`?"#);
-    insta::assert_snapshot!(sentence("[model]\nname = \"resnet50\""), @r#"`model.name` must be one of 39 known words, got "resnet50"; did you mean `resnet-50`?"#);
-    insta::assert_snapshot!(sentence("[train]\nprecision = \"fp16\""), @r#"`train.precision` must be "f32" or "bf16", got "fp16"; did you mean `bf16`?"#);
-    insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\n[data]\nkind = \"shape\""), @r#"`data.kind` must be "text", "jsonl", "tokens", "idx", "cifar10", "images", "shapes" or "arithmetic", got "shape"; did you mean `shapes`?"#);
-}
-
 /// What follows from the size, and what contradicts it.
 #[test]
 fn pictures_are_cropped_as_recipes_have_it() {
@@ -154,39 +141,6 @@ fn pictures_are_cropped_as_recipes_have_it() {
     insta::assert_snapshot!(sentence(&images("padding = 4")), @r#"`data.padding` has no effect with `data.kind` = "images", whose fields are: cache, cache_path, crop, flip, max_side, mean, path, ratio, resize, scale, size, std, strict, validation, validation_path"#);
 }
 
-/// What people type who come from other tools, wherever they write it.
-#[test]
-fn names_of_other_tools_get_ours() {
-    let names = [
-        ("batch_size", "train.batch"),
-        ("lr", "learning_rate.peak"),
-        ("hidden_size", "model.width"),
-        ("n_layer", "model.layers"),
-        ("n_head", "model.heads"),
-        ("block_size", "model.context"),
-        ("max_steps", "train.steps"),
-        ("num_epochs", "train.epochs"),
-        ("dtype", "train.precision"),
-        ("gradient_accumulation_steps", "train.micro_batches"),
-        ("max_grad_norm", "train.clip"),
-        ("warmup_steps", "learning_rate.warmup"),
-        ("tensor_parallel_size", "parallel.tensor"),
-        ("save_steps", "checkpoint.every"),
-        ("max-new-tokens", "sample.tokens"),
-    ];
-    for (theirs, ours) in names {
-        for section in ["", "[train]\n", "[model]\n"] {
-            let text = sentence(&format!("{section}{theirs} = 1"));
-            assert!(text.ends_with(&format!("is not a field; did you mean `{ours}`?")), "{section}: {text}");
-        }
-        let set = RunFile::parse("", &[format!("{theirs}=1").into()]).unwrap_err().to_string();
-        assert!(set.contains(&format!("`{ours}`")), "{set}");
-    }
-    insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\nhidden_size = 3"), @"`model.hidden_size` is not a field; did you mean `model.hidden`?");
-    insta::assert_snapshot!(sentence("learning_rate = 0.1"), @"`learning_rate` must be a section, `[learning_rate]`, got 0.1; did you mean `learning_rate.peak`?");
-    insta::assert_snapshot!(sentence("[train]\nprecision = \"bfloat16\""), @r#"`train.precision` must be "f32" or "bf16", got "bfloat16"; did you mean `bf16`?"#);
-}
-
 /// The unit that is set takes the place of the file's, and says so; both in one place are a contradiction.
 #[test]
 fn a_length_is_in_steps_or_in_epochs() {
@@ -200,62 +154,6 @@ fn a_length_is_in_steps_or_in_epochs() {
     assert_eq!((plain.train.length, plain.notes.len()), (run.train.length, 0));
     assert!(set("", &["train.epochs=2", "train.steps=3"]).is_err());
     assert!(set("", &["train.bacth="]).is_err(), "what takes nothing out is a slip");
-}
-
-#[test]
-fn wrong_types_and_impossible_values() {
-    insta::assert_snapshot!(sentence("[train]\nbatch = \"eight\""), @r#"`train.batch` must be a whole number of at least 1, got "eight""#);
-    insta::assert_snapshot!(sentence("[train]\nbatch = 8.5"), @"`train.batch` must be a whole number of at least 1, got 8.5");
-    insta::assert_snapshot!(sentence("[train]\nbatch = -8"), @"`train.batch` must be a whole number of at least 1, got -8");
-    insta::assert_snapshot!(sentence("[train]\nbatch = 99999999999"), @"`train.batch` must be a whole number of at most 16777216, got 99999999999");
-    insta::assert_snapshot!(sentence("[model]\nwidth = 0"), @"`model.width` must be a whole number of at least 1, got 0");
-    insta::assert_snapshot!(sentence("[model]\nheads = 3"), @"`model.heads` is 3, which does not divide `model.width` = 128");
-    insta::assert_snapshot!(sentence("[model]\ndropout = 1.0"), @"`model.dropout` must be a number in [0, 1), got 1.0");
-    insta::assert_snapshot!(sentence("[model]\nname = \"mlp\"\nhidden = [10, 0]"), @"`model.hidden.1` must be a whole number of at least 1, got 0");
-    insta::assert_snapshot!(sentence("[learning_rate]\npeak = -0.1"), @"`learning_rate.peak` must be a number above 0, got -0.1");
-    insta::assert_snapshot!(sentence("[learning_rate]\npeak = nan"), @"`learning_rate.peak` must be a number above 0, got nan");
-    insta::assert_snapshot!(sentence("[optimizer]\nbeta1 = 1"), @"`optimizer.beta1` must be a number in [0, 1), got 1");
-    insta::assert_snapshot!(sentence("[data]\nvalidation = 1"), @"`data.validation` must be a number in [0, 1), got 1");
-    let pixels = |field: &str| sentence(&format!("[data]\nkind = \"shapes\"\n{field}"));
-    insta::assert_snapshot!(pixels("std = [0.5, 0]"), @"`data.std` must be a number above 0, or one for each channel, got a list of 2");
-    insta::assert_snapshot!(pixels("mean = []"), @"`data.mean` must be a number, or one for each channel, got an empty list");
-    insta::assert_snapshot!(sentence("[data]\nmean = 0.5"), @r#"`data.mean` has no effect with `data.kind` = "arithmetic", whose fields are: count, digits, validation"#);
-    insta::assert_snapshot!(sentence("seed = -1"), @"`seed` must be a whole number of at least 0, got -1");
-    insta::assert_snapshot!(sentence("train = 3"), @"`train` must be a section, `[train]`, got 3; did you mean `train.steps`?");
-    insta::assert_snapshot!(sentence("[device]\nthreads = 5000"), @"`device.threads` must be a whole number of at most 4096, got 5000");
-    insta::assert_snapshot!(sentence("[device]\nkind = \"gpu\""), @r#"`device.kind` must be "auto", "cpu" or "cuda", got "gpu"; did you mean `cuda`?"#);
-    insta::assert_snapshot!(sentence("[train]\nsteps = = 3"), @"line 2: not TOML: extra `=`, expected nothing");
-    insta::assert_snapshot!(sentence("[train]\nsteps = 3\nsteps = 4"), @"line 3: not TOML: duplicate key");
-}
-
-#[test]
-fn settings_that_contradict_each_other() {
-    insta::assert_snapshot!(sentence("[train]\nsteps = 3\nepochs = 4"), @"`train.epochs` and `train.steps` exclude each other: write one of them (`--set train.steps=` leaves the other out)");
-    insta::assert_snapshot!(sentence("[train]\nbatch = 8\nmicro_batches = 3"), @"`train.micro_batches` is 3, which does not divide `train.batch` = 8");
-    insta::assert_snapshot!(sentence("[model]\nname = \"resnet-50\"\n[data]\nkind = \"arithmetic\""), @r#"`data.kind` is "arithmetic", which gives text, but the model resnet-50 takes images"#);
-    insta::assert_snapshot!(sentence("[data]\nkind = \"shapes\""), @r#"`data.kind` is "shapes", which gives images, but the model gpt takes text"#);
-    insta::assert_snapshot!(sentence("[data]\nkind = \"text\""), @"`data.path` is missing: a text file or folder, or a list of them");
-    let idx = "[model]\nname = \"mlp\"\n[data]\nkind = \"idx\"\n";
-    insta::assert_snapshot!(sentence(idx), @"`data.path` is missing: the folder of MNIST's files (or `data.images` and `data.labels`)");
-    insta::assert_snapshot!(sentence(&format!("{idx}path = \"a\"\nimages = \"b\"")), @"`data.images` and `data.path` exclude each other: name the folder or the two files");
-    insta::assert_snapshot!(sentence(&format!("{idx}images = \"b\"")), @"`data.labels` is missing: the file of labels");
-}
-
-#[test]
-fn settings_without_effect() {
-    insta::assert_snapshot!(sentence("[optimizer]\nname = \"adam\"\nmomentum = 0.9"), @r#"`optimizer.momentum` has no effect with `optimizer.name` = "adam", whose fields are: beta1, beta2, eps, exclude_from_decay, master, moments, weight_decay"#);
-    insta::assert_snapshot!(sentence("[optimizer]\nname = \"sgd\"\nexclude_from_decay = false"), @"`optimizer.exclude_from_decay` has no effect with `optimizer.weight_decay` = 0");
-    insta::assert_snapshot!(sentence("[learning_rate]\nschedule = \"constant\"\nend_factor = 0.1"), @r#"`learning_rate.end_factor` has no effect with `learning_rate.schedule` = "constant", whose fields are: by_density, peak, scale_from_batch, warmup, warmup_from"#);
-    insta::assert_snapshot!(sentence("[model]\nname = \"gpt2-124m\"\nlayers = 3"), @r#"`model.layers` has no effect with `model.name` = "gpt2-124m", whose fields are: context, dropout, vocab"#);
-    insta::assert_snapshot!(sentence("[model]\nname = \"resnet-50\"\nbatch_norm = true"), @r#"`model.batch_norm` has no effect with `model.name` = "resnet-50", whose fields are: classes, form"#);
-    insta::assert_snapshot!(sentence("[train]\nnoise_scale = true"), @"`train.noise_scale` has no effect with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2");
-    let apart = "[data]\nkind = \"text\"\npath = \"a\"\nvalidation_path = \"b\"\n";
-    insta::assert_snapshot!(sentence(&format!("{apart}validation = 0")), @"`data.validation` and `data.validation_path` exclude each other: hold out a fraction, or use other files");
-    assert!(parse(&format!("{apart}[train]\neval_every = 5")).is_ok());
-    insta::assert_snapshot!(sentence("[data]\nvalidation_path = \"b\""), @r#"`data.validation_path` has no effect with `data.kind` = "arithmetic", whose fields are: count, digits, validation"#);
-    insta::assert_snapshot!(sentence("[train]\neval_every = 5\n[data]\nvalidation = 0"), @"`train.eval_every` has no effect with `data.validation` = 0");
-    insta::assert_snapshot!(sentence("[checkpoint]\nkeep = 5"), @"`checkpoint.keep` has no effect with `checkpoint.every` = 0: there is one, at the end");
-    insta::assert_snapshot!(sentence("[data]\nkind = \"arithmetic\"\nsize = 5"), @r#"`data.size` has no effect with `data.kind` = "arithmetic", whose fields are: count, digits, validation"#);
 }
 
 #[test]
@@ -379,106 +277,6 @@ fn a_short_trial_of_a_long_run_is_no_mistake() {
 #[test]
 fn token_files_need_a_vocabulary() {
     insta::assert_snapshot!(sentence("[data]\nkind = \"tokens\"\npath = \"a\""), @"`model.vocab` is missing: how many tokens there are, which token files do not say");
-}
-
-/// One file for each model, data kind, optimizer and schedule.
-fn valid_files() -> Vec<String> {
-    let mut files: Vec<String> = ModelConfig::names()
-        .filter(|name| *name != "custom")
-        .map(|name| format!("[model]\nname = \"{name}\""))
-        .collect();
-    files.push(custom("{type=\"flatten\"}, {type=\"linear\"}"));
-    files.push("[data]\nkind = \"text\"\npath = \"a\"\ntokenizer = \"b\"".into());
-    files.push("[data]\nkind = \"text\"\npath = \"a\"\nvalidation_path = [\"b\", \"c\"]".into());
-    files.push(
-        "[data]\nkind = \"jsonl\"\npath = \"a\"\ntokenizer = \"b\"\nloss_on = \"all\"\npack = false".into(),
-    );
-    files.push("[model]\nvocab = 100\n[data]\nkind = \"tokens\"\npath = \"a\"".into());
-    for data in [
-        "idx\"\npath = \"a",
-        "idx\"\nimages = \"a\"\nlabels = \"b",
-        "cifar10\"\npath = \"c\"\nvalidation_path = \"d",
-        "cifar10\"\nflip = true\npadding = 4\npath = \"c",
-        "images\"\npath = \"c",
-        "images\"\ncrop = \"random\"\nflip = false\ncache = \"none\"\npath = \"c",
-        "images\"\nsize = 64\nscale = [0.25, 1]\nstrict = true\nvalidation_path = \"d\"\ncache_path = \"e\"\npath = \"c",
-        "shapes",
-    ] {
-        files.push(format!("[model]\nname = \"resnet8\"\nclasses = 10\n[data]\nkind = \"{data}\""));
-    }
-    files.push(
-        "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\nmean = [0, 0.5, 1]\nstd = 0.25".into(),
-    );
-    for name in ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"] {
-        files.push(format!("[optimizer]\nname = \"{name}\""));
-    }
-    for name in [
-        "random",
-        "magnitude",
-        "gradual",
-        "elsa",
-        "snip",
-        "grasp",
-        "early-bird",
-        "lottery",
-        "set",
-        "rigl",
-        "2:4",
-    ] {
-        files.push(format!("[prune]\nmethod = \"{name}\"\nexclude = [\"a\", \"b\"]"));
-    }
-    files.push("[prune]\nmethod = \"early-bird\"\nform = \"channels\"".into());
-    files.push("[prune]\nmethod = \"elsa\"\nstart = 3\n[learning_rate]\nby_density = 0.3".into());
-    for name in ["constant", "linear", "cosine", "step"] {
-        files.push(format!("[learning_rate]\nschedule = \"{name}\"\nscale_from_batch = 256"));
-    }
-    files.push("[train]\nepochs = 2".into());
-    files.push("[sample]\nprompt = \"1+1=\"".into());
-    files.push("[parallel]\nbatch_norm = \"synchronised\"".into());
-    files
-}
-
-proptest! {
-    /// Whatever can be written resolves to a file that reads back as the same value.
-    #[test]
-    fn writing_and_reading_are_inverses(
-        file in prop::sample::select(valid_files()),
-        seed in 0..i64::MAX,
-        micro in 1usize..100,
-        batches in 1usize..100,
-        clip in 0.0f64..1e9,
-        decay in prop::num::f64::POSITIVE | prop::num::f64::SUBNORMAL | prop::num::f64::ZERO,
-        peak in 1e-300f64..1e300,
-        (bf16, noise) in any::<(bool, bool)>(),
-        again in prop::sample::select(vec!["none", "attention", "block"]),
-        every in 1usize..1_000_000,
-    ) {
-        let overrides = [
-            format!("seed={seed}"),
-            format!("train.batch={}", micro * batches),
-            format!("train.micro_batches={micro}"),
-            format!("train.clip={clip:e}"),
-            format!("train.precision={}", if bf16 { "bf16" } else { "f32" }),
-            format!("train.recompute={again}"),
-            format!("train.noise_scale={}", noise && micro > 1),
-            format!("train.eval_every={every}"),
-            format!("optimizer.weight_decay={:e}", decay.abs()),
-            format!("learning_rate.peak={peak:e}"),
-            format!("checkpoint.every={every}"),
-            format!("checkpoint.keep={micro}"),
-        ];
-        let run = RunFile::parse(&file, &overrides.map(Override::from)).unwrap();
-        let text = run.to_toml().unwrap();
-        prop_assert_eq!(&RunFile::parse(&text, &[]).unwrap(), &run);
-        prop_assert_eq!(run.train.clip, clip);
-        prop_assert_eq!(run.learning_rate.peak, peak);
-    }
-
-    /// No text makes the reader panic.
-    #[test]
-    fn nonsense_is_an_error_and_no_more(text in "[a-z\\[\\]=. \"0-9\n{},-]{0,60}", set in "[a-z.=0-9\"\\[\\]]{0,20}") {
-        let _ = RunFile::parse(&text, &[set.into()]);
-    }
 }
 
 /// The words of the table of fields are those of the types that they become, in whatever variant of a section.

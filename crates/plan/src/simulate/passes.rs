@@ -7,8 +7,8 @@ use crate::engine::{AttentionKernel, EngineProfile};
 use crate::mesh::Axis;
 use crate::spec::recompute::attention_spans;
 use crate::spec::{
-    AttentionRole, CollectiveLayer, CollectiveOp, Halo, LayerKernel, LayerSpec, MemoryPass, ModelSpec,
-    ProductSize, RecomputeMode, Shape, ShapeError, ShardDim,
+    Activation, AttentionRole, CollectiveLayer, CollectiveOp, Halo, LayerKernel, LayerSpec, MemoryPass,
+    ModelSpec, ProductSize, RecomputeMode, Shape, ShapeError, ShardDim,
 };
 
 /// What computes and who takes part.
@@ -16,6 +16,8 @@ use crate::spec::{
 pub struct PassContext<'a> {
     pub kernels: DeviceKernels<'a>,
     pub engine: &'a EngineProfile,
+    /// Whether a batch norm does what stands behind it on its way: our kernels on a GPU.
+    pub fuses_norms: bool,
     /// Ranks of one model-parallel group,
     pub tensor: RankGroup<'a>,
     /// and tiles of the same images.
@@ -89,7 +91,11 @@ impl PassContext<'_> {
             let branches = layer.description().branches();
             let branches = branches.iter().flat_map(|branches| &branches.all);
             branches.for_each(|branch| self.layers(branch.layers, shape, false, all));
-            let mut passes = self.layer(layer, shape, output) + self.halo_passes(before, layer);
+            let own = match fused_pass(layers, i).filter(|_| self.fuses_norms) {
+                Some(pass) => self.passing(pass, self.elements(shape), self.elements(output)),
+                None => self.layer(layer, shape, output),
+            };
+            let mut passes = own + self.halo_passes(before, layer);
             let is_core = layer.properties().attention_role == AttentionRole::Core;
             let again = self.engine.remakes_queries || is_core;
             if again && insides.iter().any(|inside| inside.again.contains(&i)) {
@@ -299,7 +305,69 @@ impl PassContext<'_> {
     }
 }
 
+/// What layer `i` takes beside a batch norm that does it on its way: ReLU, and the sum of a residual layer between
+/// them (`nn/model/builder/cnn`). None where it runs by itself.
+fn fused_pass(layers: &[LayerSpec], i: usize) -> Option<MemoryPass> {
+    let is_relu = |layer: &LayerSpec| matches!(layer, LayerSpec::Activation(Activation::Relu));
+    let is_norm = |layer: &LayerSpec| matches!(layer, LayerSpec::BatchNorm(_));
+    let ends_in_norm = |layer: &LayerSpec| match layer {
+        LayerSpec::Residual(residual) => residual.branch.last().is_some_and(is_norm),
+        _ => false,
+    };
+    let (before, next) = (i.checked_sub(1).map(|before| &layers[before]), layers.get(i + 1));
+    let times = |forward: f64, backward: f64| {
+        Some(MemoryPass { forward: [0.0, forward], backward: [0.0, backward], is_light: true })
+    };
+    match &layers[i] {
+        // A convolution's input is made again on the way back.
+        relu if is_relu(relu) && before.is_some_and(is_norm) => {
+            times(0.0, if matches!(next, Some(LayerSpec::Conv(_))) { 1.0 } else { 0.0 })
+        }
+        // The output is read, and the gradient of the sum written.
+        relu if is_relu(relu) && before.is_some_and(ends_in_norm) => times(0.0, 2.0),
+        // The shortcut is read; on the way back the norm of the block before reads both gradients of the input.
+        sum if ends_in_norm(sum) && next.is_some_and(is_relu) => {
+            times(1.0, 0.0).map(|pass| MemoryPass { backward: [1.0, 0.0], ..pass })
+        }
+        _ => None,
+    }
+}
+
 /// Whether its passes are those of a convolution.
 pub(super) fn is_convolution(layer: &LayerSpec) -> bool {
     matches!(layer.properties().kernel, LayerKernel::Convolution { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Candidate, Simulation};
+    use super::*;
+    use crate::cluster::builtin;
+    use crate::config::RunFile;
+    use crate::plan::{DataFacts, Plan};
+
+    /// The ReLUs and sums of a residual network: on a GPU a pass over what is added each way, elsewhere three.
+    #[test]
+    fn a_norm_does_the_relu_behind_it_on_its_way() {
+        let text = "[model]\nname = \"resnet-18\"\n[train]\nsteps = 1\nbatch = 64\n";
+        let facts = DataFacts { image: Some((224, 224, 3)), classes: Some(1000), ..DataFacts::default() };
+        let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
+        let cluster = builtin("h200-node").unwrap();
+        let seconds = |fuses_norms: bool, word: &str| -> [f64; 2] {
+            let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
+            let at = job.pass_context(&Candidate::of(&plan).unwrap());
+            assert!(at.fuses_norms, "a GPU, and our kernels");
+            let layers = layer_passes(&plan.model, &PassContext { fuses_norms, ..at }).unwrap();
+            let of_word = layers.into_iter().flatten().filter(|timed| timed.layer.kind() == word);
+            of_word.fold([0.0; 2], |[forward, backward], timed| {
+                let Passes { forward: there, backward_input: back, .. } = timed.passes;
+                [forward + there.compute, backward + back.compute]
+            })
+        };
+        assert_eq!(seconds(true, "relu")[0], 0.0);
+        assert!(seconds(true, "relu")[1] < 0.7 * seconds(false, "relu")[1]);
+        let [fused, alone] = [true, false].map(|fuses| seconds(fuses, "residual"));
+        assert!((0..2).all(|way| fused[way] < 0.6 * alone[way]), "{fused:?}, {alone:?}");
+        assert_eq!(seconds(true, "batch_norm"), seconds(false, "batch_norm"));
+    }
 }

@@ -76,6 +76,7 @@ impl Simulation<'_> {
         PassContext {
             kernels: self.kernels(candidate),
             engine: &self.engine,
+            fuses_norms: self.engine.is_ours() && !self.cluster.node.cores,
             tensor: group(candidate.tensor, 1),
             spatial: group(candidate.spatial(), candidate.tensor),
             neighbours: candidate.most_neighbours(),

@@ -228,6 +228,11 @@ fn cache_file(source: &KernelSource, build: &Build, target: CompileTarget) -> Re
         (_, Some(home)) if !home.is_empty() => PathBuf::from(home).join(".cache"),
         _ => return Ok(None),
     };
+    Ok(Some(folder.join("espalier/kernels").join(cache_name(source, build, target)?)))
+}
+
+/// A name for what is compiled: another one for another text, other options and another compiler.
+pub(crate) fn cache_name(source: &KernelSource, build: &Build, target: CompileTarget) -> Result<String> {
     let (major, minor) = version()?;
     let mut hash = blake3::Hasher::new();
     for part in [&whole_text(source), &options(source, build, target).join("\n")] {
@@ -235,7 +240,7 @@ fn cache_file(source: &KernelSource, build: &Build, target: CompileTarget) -> Re
     }
     hash.update(&major.to_le_bytes()).update(&minor.to_le_bytes());
     let hash = hash.finalize().to_hex();
-    Ok(Some(folder.join("espalier/kernels").join(format!("{}-{target}-{}", source.name, &hash[..32]))))
+    Ok(format!("{}-{target}-{}", source.name, &hash[..32]))
 }
 
 /// Prelude, includes and text, each under its own name and with its own lines.

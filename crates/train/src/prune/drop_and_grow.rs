@@ -34,6 +34,18 @@ impl DropAndGrow {
         at.step == 0 || self.due(at.step, at.steps).is_some()
     }
 
+    /// Random masks before the first step; later, when it is time, `update` says what moves of a fraction.
+    pub(crate) fn decide(
+        &self,
+        network: &Network<'_>,
+        update: impl FnOnce(f64) -> Result<Decision>,
+    ) -> Result<Decision> {
+        if network.step == 0 {
+            return Ok(Decision::Prune(self.start(network)?));
+        }
+        self.due(network.step, network.context.steps).map_or(Ok(Decision::Wait), update)
+    }
+
     /// The masks before the first step: random ones.
     pub fn start(&self, network: &Network<'_>) -> Result<NewMasks> {
         let prune = network.context.plan.pruning.as_ref().expect("a run that prunes");

@@ -32,14 +32,10 @@ impl Pruner for Rigl {
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if network.step == 0 {
-            return Ok(Decision::Prune(self.0.start(network)?));
-        }
-        let Some(fraction) = self.0.due(network.step, network.context.steps) else {
-            return Ok(Decision::Wait);
-        };
-        let mut growth = growth(network, fraction)?;
-        DropAndGrow::update_masks(network, fraction, |id, _| Ok(growth.remove(&id).expect("it moves")))
+        self.0.decide(network, |fraction| {
+            let mut growth = growth(network, fraction)?;
+            DropAndGrow::update_masks(network, fraction, |id, _| Ok(growth.remove(&id).expect("it moves")))
+        })
     }
 }
 

@@ -20,17 +20,12 @@ impl Pruner for Set {
     }
 
     fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if network.step == 0 {
-            return Ok(Decision::Prune(self.0.start(network)?));
-        }
-        let Some(fraction) = self.0.due(network.step, network.context.steps) else {
-            return Ok(Decision::Wait);
-        };
         // A position's key depends on the seed, the step, the parameter's name and the position alone.
         let seed = random::key(random::key(network.context.plan.seed, PURPOSE), network.step);
-        DropAndGrow::update_masks(network, fraction, |id, count| {
+        let growth = |id, count| {
             let key = random::key(seed, name_key(network.params.name(id)));
             best_free(network, id, network.random_keys(id, key)?, count)
-        })
+        };
+        self.0.decide(network, |fraction| DropAndGrow::update_masks(network, fraction, growth))
     }
 }

@@ -231,7 +231,8 @@ impl TrainedModel {
             Input::Image { .. } => {
                 let (ImageInput { standard, classes, .. }, frame) = self.image_input(&data)?;
                 let count = model.classes;
-                ModelInput::Images { standard, pixels: data.pixels, frame, classes, count }
+                let strict = matches!(&data.source, DatasetSource::Images { folder } if folder.strict);
+                ModelInput::Images { standard, pixels: data.pixels, frame, classes, count, strict }
             }
             Input::Tokens { seq, vocab } => {
                 let width = match self.run.data.source {

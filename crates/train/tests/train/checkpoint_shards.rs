@@ -335,7 +335,8 @@ fn a_description_with_a_flipped_bit_is_noticed() {
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let text = String::from_utf8_lossy(&bytes[8..header]);
     assert!(text.contains("held") && text.contains("kept_by") && text.contains("start"), "{text}");
-    for bit in 0..8 * header {
+    // In the short form a bit of every byte, another one from byte to byte.
+    for bit in (0..8 * header).step_by(if espalier_testing::long() { 1 } else { 7 }) {
         let mut flipped = bytes.clone();
         flipped[bit / 8] ^= 1 << (bit % 8);
         std::fs::write(&file, flipped).unwrap();

@@ -50,8 +50,13 @@ fn train(base: &Base, steps: usize) -> (Vec<f64>, String) {
 #[test]
 fn compressed_state_trains_as_dense_state_bit_for_bit() {
     let steps = if espalier_testing::long() { 200 } else { SHORT };
-    for (optimizer, rate) in OPTIMIZERS {
-        for (precision, micro_batches) in [("f32", 1), ("f32", 4), ("bf16", 1), ("bf16", 4)] {
+    for (number, (optimizer, rate)) in OPTIMIZERS.into_iter().enumerate() {
+        let mut forms = vec![[("f32", 1), ("bf16", 4)], [("f32", 4), ("bf16", 1)]];
+        if !espalier_testing::long() {
+            // Neither the precision nor the number of micro-batches knows the optimizer: both forms see some.
+            forms = vec![forms[number % 2]];
+        }
+        for (precision, micro_batches) in forms.into_iter().flatten() {
             let base = tiny_gpt(&["train.clip=0.5", "prune.embeddings=true"])
                 .set(format!("optimizer.name={optimizer}"))
                 .set(format!("learning_rate.peak={rate}"))

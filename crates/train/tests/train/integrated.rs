@@ -4,7 +4,7 @@
 use espalier_plan::cost::Parallelism::{self, Data, Domain, Model};
 use espalier_tensor::Category::{Activations, Gradients, Optimizer, Weights};
 
-use crate::support::{Base, base, files, images, on_every_rank, passed_on, prepare, refused, saved};
+use crate::support::{Base, base, files, images, on_every_rank, passed_on, planned, refused, saved};
 use crate::tensor::{masks, on, same_as};
 use crate::traffic::check;
 
@@ -170,7 +170,7 @@ fn pruning_by_gradients_sees_the_gradients_of_one_rank() {
 }
 
 fn choices(base: &Base) -> Vec<(String, Parallelism)> {
-    let (plan, ..) = prepare(base, 1);
+    let plan = planned(base);
     let mixture = plan.layout.mixture().expect("it is integrated");
     mixture.layers.iter().map(|choice| (choice.name.clone(), choice.by)).collect()
 }
@@ -226,7 +226,7 @@ fn a_route_costs_what_the_formulas_say() {
     let base = net(&["train.batch=16", "train.micro_batches=1", "model.layers.3.output=8"]);
     for mixture in MIXTURES {
         let base = base.with(["parallel.tensor=2", &format!("parallel.integrated={mixture}")]);
-        let (plan, ..) = prepare(&base, 1);
+        let plan = planned(&base);
         let sent = plan.step_traffic(0).unwrap();
         let exchanged =
             sent.layers.all_reduces.bytes + sent.layers.all_gathers.bytes + sent.layers.all_to_alls.bytes;
@@ -252,7 +252,7 @@ fn memory_of_every_rank_is_what_the_plan_predicts() {
                 let fields =
                     [format!("parallel.integrated={mixture}"), format!("train.recompute={recompute}")];
                 let base = net(&["train.steps=2"]).with([axis, &fields[0], &fields[1]]);
-                let (plan, ..) = prepare(&base, 1);
+                let plan = planned(&base);
                 let categories = [Weights, Gradients, Optimizer, Activations];
                 let measured = on_every_rank(&base, |mut trainer| {
                     trainer.step()?;

@@ -146,15 +146,16 @@ fn the_spectrum_has_lapacks_ends_and_trace() {
         let truth = measured.eigenvalues();
         let (surface, size) = (measured.surface(), truth.last().unwrap().max(-truth[0]));
         let trace: f64 = truth.iter().sum();
-        for steps in [truth.len(), truth.len().div_ceil(4).max(12)] {
-            let found = spectrum(&surface, Probes { directions: 8, steps }).unwrap();
+        for (directions, steps) in [(2, truth.len()), (8, truth.len().div_ceil(4).max(12))] {
+            let found = spectrum(&surface, Probes { directions, steps }).unwrap();
             let (low, high) = found.ends().unwrap();
             assert!((low - truth[0]).abs() < 5e-3 * size, "{steps} steps: {low}, not {}", truth[0]);
             assert!((high - truth.last().unwrap()).abs() < 1e-3 * size, "{steps} steps: {high}");
             let fractions: f64 = found.nodes.iter().map(|(_, fraction)| fraction).sum();
             assert!((fractions - 1.0).abs() < 1e-6, "{fractions}");
             // Eight directions of signs: off by the elements beside the diagonal.
-            assert!((found.trace() / trace - 1.0).abs() < 0.25, "{} is not {trace}", found.trace());
+            let apart = (found.trace() / trace - 1.0).abs();
+            assert!(directions < 8 || apart < 0.25, "{} is not {trace}", found.trace());
         }
     }
 }

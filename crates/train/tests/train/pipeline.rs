@@ -16,7 +16,7 @@ use espalier_train::stage::Stage;
 use espalier_train::step::{LossConfig, NoUpdatePass, Totals};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, Collected, images, on_every_rank, prepare, tiny_gpt, try_on_every_rank};
+use crate::support::{Base, Collected, images, on_every_rank, planned, prepare, tiny_gpt, try_on_every_rank};
 
 /// Losses and gradient norms of some steps, the loss of held-out data, and the weights at the end.
 type Shown = (Vec<f64>, Vec<f64>, f64, BTreeMap<usize, Vec<f32>>);
@@ -109,7 +109,8 @@ const LAYOUTS: [(usize, usize, usize); 7] =
 #[test]
 fn every_synchronous_schedule_gives_what_one_rank_gives() {
     compare(&gpt(), &LAYOUTS, 5);
-    compare(&resnet8(), &LAYOUTS, 2);
+    // What differs is the shape of what travels: a few layouts show it.
+    compare(&resnet8(), &LAYOUTS[..if espalier_testing::long() { LAYOUTS.len() } else { 4 }], 2);
 }
 
 /// The threshold is that of all stages together, and a tied table is counted once. In the short form each
@@ -411,7 +412,7 @@ fn bytes_of_stages_are_those_predicted() {
         if prune {
             base = base.set("prune.method=magnitude").set("prune.scope=layer").set("prune.sparsity=0.9");
         }
-        let plan = prepare(&base, 1).0;
+        let plan = planned(&base);
         let peaks = on_every_rank(&base, |mut trainer| {
             (0..6).try_for_each(|_| trainer.step().map(drop))?;
             let peak = |category| trainer.device().ledger().peak(category) as u64;

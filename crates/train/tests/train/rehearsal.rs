@@ -13,7 +13,7 @@ const GPT: &str = "[model]\nname = \"gpt\"\nlayers = 4\nwidth = 64\nheads = 16\n
 const CNN: &str = "[model]\nname = \"resnet8\"\n";
 /// Steps of a round, and rounds at most.
 const STEPS: usize = 2;
-const ROUNDS: usize = 10;
+const ROUNDS: usize = 20;
 
 /// Every axis by itself and two pairs. A step that sleeps cannot be shorter than it was planned, but for what
 /// is planned wrongly; nor, left alone, much longer.

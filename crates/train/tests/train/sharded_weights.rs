@@ -8,7 +8,7 @@ use espalier_train::RunSummary;
 use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, images, on_every_rank, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, images, on_every_rank, planned, tiny_cnn, tiny_gpt};
 use crate::tensor;
 
 /// Samples to evaluate that two and four ranks do not have alike many micro-batches of.
@@ -150,11 +150,17 @@ fn every_byte_is_predicted() {
         ("stages", &["parallel.data=2", "parallel.pipeline=2"], true),
         ("tied over stages", &["parallel.data=2", "parallel.pipeline=2", "model.tied=true"], false),
         ("tied", &["parallel.data=2", "model.tied=true"], false),
+        ("tied, bf16", &["parallel.data=2", "model.tied=true", "train.precision=bf16"], false),
+        (
+            "tied, two buckets",
+            &["parallel.data=2", "model.tied=true", "train.precision=bf16", "model.width=128"],
+            false,
+        ),
         ("tensor", &["parallel.data=2", "parallel.tensor=2", "parallel.sequence=true"], false),
     ] {
         let base = gpt().with(["model.tied=false", "model.width=64", "parallel.zero=3"]);
         let base = if is_pruned { base.with(pruned) } else { base }.with(more).steps(3);
-        let (plan, ..) = prepare(&base, 1);
+        let plan = planned(&base);
         let is_late = what == "late";
         let ranks = on_every_rank(&base, |mut trainer| {
             (0..3).try_for_each(|_| trainer.step().map(drop))?;
@@ -192,7 +198,7 @@ fn every_byte_is_predicted() {
 }
 
 /// The most that entering a block makes.
-fn dense_at_once(trainer: &Trainer) -> u64 {
+pub fn dense_at_once(trainer: &Trainer) -> u64 {
     let (params, ledger) = (trainer.params(), trainer.device().ledger());
     let chunks = trainer.context().stage.chunks().iter();
     let blocks = chunks

@@ -14,7 +14,7 @@ use espalier_train::checkpoint::{
 };
 use espalier_train::parallel::{Ranks, on_threads};
 
-use crate::support::{Base, checkpoints, on_every_rank, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, checkpoints, on_every_rank, planned, tiny_cnn, tiny_gpt};
 
 fn mesh(data: usize, pipeline: usize) -> Mesh {
     Mesh::new(PerAxis { data, pipeline, ..PerAxis::ONES }).unwrap()
@@ -88,7 +88,7 @@ fn a_checkpoint_goes_through_any_numbers_of_ranks_unchanged() {
             let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
             assert!(tensors.tensor(name).is_ok(), "{name} is in {file}");
         }
-        let (plan, ..) = prepare(&base, 1);
+        let plan = planned(&base);
         assert_eq!(map.len(), plan.model.parameters().len() + plan.model.buffers().len());
     }
 }

@@ -278,6 +278,13 @@ pub fn refused(base: &Base) -> String {
     Plan::new(run_file, facts).unwrap_err().to_string()
 }
 
+/// The plan of a run file, without its data.
+pub fn planned(base: &Base) -> Plan {
+    let run_file = RunFile::parse(base.text, &base.overrides).unwrap();
+    let facts = Dataset::facts_of(&run_file).unwrap();
+    Plan::new(run_file, facts).unwrap()
+}
+
 /// Everything that a run needs, from a run file.
 pub fn prepare(base: &Base, threads: usize) -> (Plan, Dataset, Device) {
     let run_file = RunFile::parse(base.text, &base.overrides).unwrap();
@@ -311,7 +318,7 @@ pub fn apart(a: &[f64], b: &[f64]) -> f64 {
 
 /// Opens the newest checkpoints of a folder for a run file's model.
 pub fn checkpoints(base: &Base, folder: &Path) -> Checkpoints {
-    let plan = prepare(base, 1).0;
+    let plan = planned(base);
     Checkpoints::new(folder, 1, &plan.model.name, plan.storage.precision.name())
 }
 

@@ -8,7 +8,7 @@ use espalier_plan::cost::{AllReduce, AlphaBeta, LayerSizes, Parallelism, Setting
 use espalier_plan::schedule::Action;
 use espalier_train::step::TraceKind;
 
-use crate::support::{Base, images, on_every_rank, prepare, rotary_llama, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{Base, images, on_every_rank, planned, rotary_llama, tiny_cnn, tiny_gpt, tiny_llama};
 
 /// Under which name the transport counts what an action sends.
 fn counted_as(action: &Action, sharded: bool) -> Option<Counted> {
@@ -26,7 +26,7 @@ fn counted_as(action: &Action, sharded: bool) -> Option<Counted> {
 
 /// Runs a list to its end on all ranks, and compares what each has sent with what the plan says of its actions.
 pub fn check(what: &str, base: &Base) {
-    let plan = prepare(base, 1).0;
+    let plan = planned(base);
     on_every_rank(base, |mut trainer| {
         let (rank, stage) = (trainer.ranks().rank(), trainer.ranks().stages().rank());
         // The first step may prune, and moves more for that.
@@ -203,7 +203,7 @@ fn plain_linear_layers_send_what_the_formulas_say() {
     let base = base.set("train.batch=6").set("model.classes=12").set("parallel.linear=plain");
     for ranks in [2, 3, 4] {
         let base = base.set(format!("parallel.tensor={ranks}"));
-        let (plan, ..) = prepare(&base, 1);
+        let plan = planned(&base);
         let at = Setting { ranks, batch: 6, link: AlphaBeta::published(4), all_reduce: AllReduce::Ring };
         let layers = LayerSizes::of_model(&plan.model, None).unwrap();
         let costs = layers.iter().filter_map(|layer| layer.cost(Parallelism::Model, &at));

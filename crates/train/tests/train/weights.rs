@@ -5,16 +5,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use espalier_nn::weights::WeightStore;
-use espalier_plan::schedule::Chunk;
 use espalier_tensor::Category;
 use espalier_train::RunSummary;
 use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::trainer::Trainer;
 use tempfile::TempDir;
 
+use crate::sharded_weights::dense_at_once;
 use crate::support::{
-    Base, checkpoints, hash, images, on_every_rank, prepare, rotary_llama, tiny_cnn, tiny_gpt,
+    Base, checkpoints, hash, images, on_every_rank, planned, rotary_llama, tiny_cnn, tiny_gpt,
 };
 
 const COMPRESSED: &str = "prune.weights=compressed";
@@ -225,14 +224,14 @@ fn every_byte_is_predicted() {
             .with(["model.tied=false", "prune.sparsity=0.75", COMPRESSED, more])
             .set(format!("prune.method={method}"))
             .set(format!("train.precision={precision}"));
-        let (plan, ..) = prepare(&base, 1);
+        let plan = planned(&base);
         let ranks = on_every_rank(&base, |mut trainer| {
             (0..3).try_for_each(|_| trainer.step().map(drop))?;
             let ledger = trainer.device().ledger();
             let in_use =
                 [Category::Weights, Category::Optimizer, Category::Mask].map(|one| ledger.peak(one) as u64);
             let at_rest = ledger.current(Category::Weights) as u64;
-            Ok((in_use, at_rest, expanded(&trainer), ledger.peak(Category::Workspace) as u64))
+            Ok((in_use, at_rest, dense_at_once(&trainer), ledger.peak(Category::Workspace) as u64))
         });
         for (rank, (in_use, at_rest, expanded, workspace)) in ranks.into_iter().enumerate() {
             let predicted = plan.rank(rank).unwrap().memory;
@@ -249,23 +248,6 @@ fn every_byte_is_predicted() {
     }
 }
 
-/// The most that entering a block makes.
-fn expanded(trainer: &Trainer) -> u64 {
-    let (params, ledger) = (trainer.params(), trainer.device().ledger());
-    let stage = &trainer.context().stage;
-    let blocks = stage
-        .chunks()
-        .iter()
-        .flat_map(|Chunk { virtual_stage, .. }| trainer.context().plan.stage_blocks[*virtual_stage].clone());
-    let of_block = |block: usize| {
-        let entered = params.enter(block, None).unwrap();
-        let in_use = ledger.current(Category::Workspace) as u64;
-        drop(entered);
-        in_use
-    };
-    blocks.map(of_block).max().unwrap_or(0)
-}
-
 /// 2 f + 2 f + 10 f bytes and the mask, where each kept weight had 2 / f of its own before.
 #[test]
 fn bytes_of_a_prunable_weight() {
@@ -277,7 +259,7 @@ fn bytes_of_a_prunable_weight() {
         trainer.step().unwrap();
         let each = trainer.state_bytes().unwrap();
         assert!(each.total() <= most, "{each:?}");
-        let planned = prepare(&base, 1).0.state_bytes();
+        let planned = planned(&base).state_bytes();
         assert!((each.total() - planned.total()).abs() < 1e-3, "{each:?} {planned:?}");
     }
 }
@@ -291,7 +273,7 @@ fn the_dense_model_is_never_there() {
             .with(["model.layers=8", "model.width=64", "model.tied=false", COMPRESSED])
             .set(format!("prune.method={method}"))
             .set(format!("prune.sparsity={sparsity}"));
-        let (predicted, mut trainer) = (prepare(&base, 1).0.memory, base.trainer(1));
+        let (predicted, mut trainer) = (planned(&base).memory, base.trainer(1));
         trainer.prune().unwrap().expect("it prunes before the first step");
         let ledger = trainer.device().ledger();
         let dense: usize = trainer.params().iter().map(|(_, param)| 4 * param.len()).sum();
@@ -312,7 +294,7 @@ fn weights_that_are_pruned_on_the_way_are_compressed_from_then_on() {
     let weights = |trainer: &Trainer| trainer.device().ledger().current(Category::Weights);
     (0..2).for_each(|_| drop(trainer.step().unwrap()));
     let before = weights(&trainer);
-    assert_eq!(before as u64, prepare(&base, 1).0.memory.weights, "dense until then");
+    assert_eq!(before as u64, planned(&base).memory.weights, "dense until then");
     trainer.step().unwrap();
     let gone: usize = trainer.params().masks().map(|(_, mask)| 4 * (mask.len() - mask.kept())).sum();
     assert_eq!(weights(&trainer), before - gone);

@@ -1,5 +1,6 @@
 //! docs/run-file.md says what the reader takes.
 
+use super::round_trip::valid_files;
 use super::*;
 use crate::field::{Field, FieldDefault};
 use crate::spec::KINDS;

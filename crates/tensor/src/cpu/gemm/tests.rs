@@ -244,7 +244,10 @@ fn large_results_are_streamed_whole() {
 /// to at least 64 rows, and its sums), and gone afterwards.
 #[test]
 fn packing_is_counted_and_bounded() {
-    for (m, n, k) in [(300, 700, 600), (300, 4200, 1024), (40, 30, 9000), (8, 8, 8), (64, 900, 5000)] {
+    // The second has more of `a` than a thread packs at once, the third more of `b` than all of them do.
+    let sizes =
+        [(300, 700, 600), (300, 40, 1024), (9, 4200, 1024), (40, 30, 9000), (8, 8, 8), (20, 900, 5000)];
+    for (m, n, k) in sizes {
         let (a, b) =
             (StoredMatrix::<f32>::new(m, k, true, 0, 1), StoredMatrix::<f32>::new(k, n, false, 0, 2));
         let mut c = vec![0.0f32; m * n];

@@ -6,7 +6,7 @@ use espalier_nn::weights::ParameterId;
 use espalier_train::prune::{count, differing};
 
 use super::bench::least_memory;
-use crate::support::{Base, on_every_rank, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, on_every_rank, planned, tiny_cnn, tiny_gpt};
 
 /// The masks after some steps, and the loss of the last one.
 fn masks(base: &Base, ranks: usize, steps: usize) -> (Vec<Vec<u32>>, f64) {
@@ -106,7 +106,7 @@ fn masks_within(
     if stages > 1 {
         base = base.set(format!("parallel.pipeline={stages}")).set("train.micro_batches=2");
     }
-    let plan = prepare(&base, 1).0;
+    let plan = planned(&base);
     let all = on_every_rank(&base, |mut trainer| {
         if little {
             trainer.limit_memory(least_memory(&plan));
