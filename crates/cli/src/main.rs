@@ -23,6 +23,7 @@ mod layout_picture;
 mod local_cluster;
 mod log;
 mod measure;
+mod outlook;
 mod output;
 mod output_file;
 mod plan;
@@ -97,7 +98,7 @@ enum Command {
     /// Draw a pipeline schedule: bubble, micro-batches in flight.
     Schedule(schedule::ScheduleArguments),
     /// Find the fastest parallel layout that fits on N GPUs, and explain it.
-    Plan(plan::PlanArguments),
+    Plan(Box<plan::PlanArguments>),
     /// Show each layer's communication cost under each parallelism.
     Explain(explain::ExplainArguments),
     /// Plot runs on an HTML page, or live in a browser.

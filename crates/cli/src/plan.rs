@@ -7,9 +7,11 @@ mod apply;
 mod calibrate;
 mod compare;
 mod curve;
+mod output_files;
 mod ranges;
 mod record;
 mod table;
+mod time_to_result;
 mod trace;
 
 use std::path::{Path, PathBuf};
@@ -24,19 +26,19 @@ use espalier_plan::engine::EngineProfile;
 use espalier_plan::search::{LayoutSearch, SearchConstraints, SearchResult};
 use espalier_plan::simulate::{LayoutRecord, Simulation};
 use espalier_plan::{Error as PlanError, Plan};
-use espalier_report::Figure;
 use espalier_train::{Error, StatePeak};
 use serde_json::{Value, json};
 
-use crate::output_file::{OutputFile, may_replace};
 use crate::progress::state_peak;
 use crate::run_file::{conflict, in_file, open, resolve};
 use crate::setting::setting;
 use crate::spinner::Spinner;
 use crate::{local_cluster, output};
-use ranges::{gigabytes, powers, sparsity};
+use output_files::OutputFiles;
+use ranges::{gigabytes, powers, sparsities, sparsity};
 use record::record;
 pub use table::seconds;
+use time_to_result::ResultArguments;
 
 #[derive(Args)]
 #[command(after_help = "docs/plan.md explains cluster files, engines and the cost model.
@@ -52,10 +54,13 @@ Examples:
   espalier plan runs/gpt3-13b.toml --fits 80GB --gpus 8
   espalier plan runs/pipeline.toml --gpus 4 --layout pipeline=4 --trace plan.json
   espalier plan runs/hello.toml --gpus 2 --apply hello-2.toml
+  espalier plan --study out/w3 --cluster dgx-h100 --svg w3-time.svg
+  espalier plan runs/gpt3-13b.toml --cluster dgx-h100 --tokens 300B \\
+      --sweep gpus=64..2048 --price-per-gpu-hour 2.5
   espalier plan --calibrate out/hello --cluster cluster.toml")]
 pub struct PlanArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
-    #[arg(required_unless_present = "calibrate")]
+    #[arg(required_unless_present_any = ["calibrate", "study"])]
     run_file: Option<PathBuf>,
     /// Cluster: summit, dgx-a100, dgx-h100, h200-node, this-machine, or a cluster file [default: this-machine].
     #[arg(long, value_name = "NAME|FILE", help_heading = "Search")]
@@ -98,8 +103,9 @@ pub struct PlanArguments {
     /// Best layout for each power of two, as in `gpus=64..2048`.
     #[arg(long, value_name = "gpus=A..B", conflicts_with = "gpus", help_heading = "Search")]
     sweep: Option<String>,
-    /// Plot the sweep; with --compare, one curve for each form of state.
-    #[arg(long, value_name = "FILE", requires = "sweep", conflicts_with = "fits", help_heading = "Files")]
+    /// Plot the sweep; with --compare, one curve for each form of state. Of a time to result: one for each
+    /// sparsity.
+    #[arg(long, value_name = "FILE", conflicts_with = "fits", help_heading = "Files")]
     svg: Option<PathBuf>,
     /// Check whether the run fits in devices with this much memory, as in 80GB.
     #[arg(long, value_name = "SIZE", help_heading = "Search")]
@@ -117,7 +123,8 @@ pub struct PlanArguments {
     /// Refit the rates of a cluster file to the measured step times of these runs
     /// [cluster file: that of --cluster, or cluster.toml, or the built-in one].
     #[arg(long, value_name = "RUN_FOLDER", num_args = 1.., conflicts_with_all = ["run_file", "gpus", "engine", "layout", "overrides",
-        "sparsity", "top", "compare", "sweep", "svg", "fits", "apply", "trace", "force"], help_heading = "Calibration")]
+        "sparsity", "top", "compare", "sweep", "svg", "fits", "apply", "trace", "force", "study",
+        "steps_to_result", "tokens", "batches", "price_per_gpu_hour", "save"], help_heading = "Calibration")]
     calibrate: Vec<PathBuf>,
     /// Output cluster file [default: the one that was refitted, or cluster.toml].
     #[arg(short, long, value_name = "FILE", requires = "calibrate", help_heading = "Calibration")]
@@ -125,12 +132,14 @@ pub struct PlanArguments {
     /// Print the layouts as one line of JSON on standard output.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    result: ResultArguments,
 }
 
 impl PlanArguments {
-    /// The run file of all but `--calibrate`.
+    /// The run file of all but `--calibrate`; the study whose run it is, where none is named.
     fn run_file(&self) -> &Path {
-        self.run_file.as_deref().expect("it is asked for")
+        self.run_file.as_deref().or(self.result.study()).expect("one of them is asked for")
     }
 }
 
@@ -156,48 +165,30 @@ struct PlanRequest<'a> {
     outputs: OutputFiles,
 }
 
-/// What is to be written, opened before the search begins.
-struct OutputFiles {
-    apply: Option<OutputFile>,
-    trace: Option<OutputFile>,
-    svg: Option<OutputFile>,
-}
-
-impl OutputFiles {
-    fn open(arguments: &PlanArguments) -> Result<OutputFiles> {
-        let open = |file: &Option<PathBuf>, flag: &str, may: &dyn Fn(&Path) -> Result<()>| {
-            let Some(file) = file else { return Ok(None) };
-            if !arguments.force {
-                may(file)?;
-            }
-            OutputFile::open(file, flag).map(Some)
-        };
-        let may_draw =
-            |file: &Path| may_replace(file, "figure of this program", Figure::is_figure, "add --force");
-        let may_trace = |file: &Path| {
-            let refused = |why| Error::File { path: file.to_owned(), why };
-            Ok(espalier_train::run::trace::may_replace(file).map_err(refused)?)
-        };
-        Ok(OutputFiles {
-            apply: arguments.apply.as_ref().map(|file| apply::open(arguments, file)).transpose()?,
-            trace: open(&arguments.trace, "--trace", &may_trace)?,
-            svg: open(&arguments.svg, "--svg", &may_draw)?,
-        })
-    }
-}
-
 impl<'a> PlanRequest<'a> {
     fn new(arguments: &'a PlanArguments) -> Result<PlanRequest<'a>> {
         let mut cluster = find_cluster(arguments.cluster.as_deref().unwrap_or("this-machine"))?;
         if let Some(size) = &arguments.fits {
             cluster.device.memory_gb = gigabytes(size)?;
         }
+        if arguments.svg.is_some() && arguments.sweep.is_none() && !arguments.result.is_asked() {
+            return Err(conflict("--svg", "plots a sweep or a time to result: add --sweep or --study").into());
+        }
+        arguments.result.check(arguments)?;
+        if let Some(price) = arguments.result.price_per_gpu_hour {
+            cluster.price_per_gpu_hour = Some(price);
+        }
         let unknown = |hint: Option<&str>| {
             let names = EngineProfile::ALL.map(|engine| engine.name).join(", ");
             wrong("--engine", &names, &arguments.engine, hint)
         };
         let engine = EngineProfile::named(&arguments.engine).map_err(unknown)?;
-        let run = open(arguments.run_file(), &arguments.overrides)?;
+        let run = match (&arguments.run_file, arguments.result.study()) {
+            (None, Some(folder)) => {
+                time_to_result::study_run(folder)?.with(&arguments.overrides).map_err(Error::Plan)?
+            }
+            _ => open(arguments.run_file(), &arguments.overrides)?,
+        };
         let fraction = arguments.sparsity.as_deref().filter(|range| !range.contains(".."));
         let fraction = fraction.map(sparsity).transpose()?;
         let plan = resolved(&run, arguments, fraction)?;
@@ -207,6 +198,9 @@ impl<'a> PlanRequest<'a> {
     }
 
     fn answer(&self) -> Result<Value> {
+        if self.arguments.result.is_asked() {
+            return time_to_result::answer(self);
+        }
         match (&self.arguments.fits, &self.arguments.sparsity) {
             (Some(_), _) => self.fits(),
             (None, Some(range)) if range.contains("..") => self.sparsities(range),
@@ -337,11 +331,7 @@ impl<'a> PlanRequest<'a> {
 
     /// The best layout at each of some sparsities.
     fn sparsities(&self, range: &str) -> Result<Value> {
-        let (from, to) = range.split_once("..").expect("it was seen");
-        let (from, to) = (sparsity(from)?, sparsity(to)?);
-        if from > to {
-            return Err(wrong("--sparsity", "a range that grows, as in 0..0.95", range, None).into());
-        }
+        let (from, to) = sparsities(range)?.into_inner();
         let of_one = [
             ("--trace", self.arguments.trace.is_some(), "shows one layout"),
             ("--apply", self.arguments.apply.is_some(), "writes one layout"),
@@ -476,9 +466,16 @@ fn find_cluster(name: &str) -> Result<Cluster> {
 /// The run on one rank, with another sparsity where one is given.
 fn resolved(run: &RunTable, arguments: &PlanArguments, sparsity: Option<f64>) -> Result<Plan> {
     let path = arguments.run_file();
+    let run_file = resolve(with_sparsity(run, path, sparsity)?, path)?;
+    let facts = Dataset::facts_of(&run_file).map_err(Error::Data)?;
+    Ok(Plan::new(run_file.single_rank(), facts).map_err(Error::Plan)?)
+}
+
+/// The run file at `path` with another sparsity where one is given.
+fn with_sparsity(run: &RunTable, path: &Path, sparsity: Option<f64>) -> Result<RunFile> {
     let read = |run: &RunTable| run.read().map_err(|error| in_file(path, error));
     let written = read(run)?;
-    let run_file = match sparsity {
+    Ok(match sparsity {
         None => written,
         Some(0.0) => RunFile { prune: None, ..written },
         Some(fraction) => {
@@ -488,10 +485,7 @@ fn resolved(run: &RunTable, arguments: &PlanArguments, sparsity: Option<f64>) ->
             }
             read(&pruned.with(&[Override::sparsity(fraction)]).map_err(Error::Plan)?)?
         }
-    };
-    let run_file = resolve(run_file, path)?;
-    let facts = Dataset::facts_of(&run_file).map_err(Error::Data)?;
-    Ok(Plan::new(run_file.single_rank(), facts).map_err(Error::Plan)?)
+    })
 }
 
 fn wrong(field: &str, expected: &str, got: &str, hint: Option<&str>) -> Error {

@@ -1,7 +1,8 @@
-//! `espalier report`: what runs or a study came to, or have come to so far, as pictures. It reads their
-//! folders and changes nothing in them but the page that it writes.
+//! `espalier report`: what runs or a study came to, or have come to so far, and what a plan says, as pictures.
+//! It reads their folders and changes nothing in them but the page that it writes.
 
 mod curves;
+mod outlook;
 mod page;
 mod pipeline;
 mod series;
@@ -26,7 +27,7 @@ use crate::watch::watch;
 #[derive(Args)]
 #[command(
     after_help = "One run: curves, memory, density per layer, pipeline. Several runs: their curves in one plot, and how their settings differ.
-Default output: RUN/report.html for one run, ./report.html for several, STUDY/study.html for a study.
+Default output: RUN/report.html for one run, ./report.html for several, STUDY/study.html for a study, PLAN/time-to-result.html for a plan.
 
 Examples:
   espalier report out/hello
@@ -35,10 +36,11 @@ Examples:
   espalier report out/hello --csv hello.csv --tensorboard events
   espalier report out/hello --serve
   espalier report out/hello --serve 0.0.0.0:8700
-  espalier report out/w3-small --svg steps-to-result.svg"
+  espalier report out/w3-small --svg steps-to-result.svg
+  espalier report out/w3-plan"
 )]
 pub struct ReportArguments {
-    /// Run folders, or a study folder.
+    /// Run folders, or a study folder, or a folder of `espalier plan --save`.
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
     /// Output HTML page.
@@ -68,6 +70,11 @@ pub struct ReportArguments {
 pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
     if let Some(folder) = arguments.runs.iter().find(|folder| folder::is_study(folder)) {
         return study::report(arguments, folder);
+    }
+    for folder in &arguments.runs {
+        if let Some(plan) = crate::outlook::read(folder)? {
+            return outlook::report(arguments, folder, &plan);
+        }
     }
     let mut runs = arguments.runs.iter().map(|run| RunRecord::open(run)).collect::<Result<Vec<_>>>()?;
     if let Some(trace) = &arguments.trace {

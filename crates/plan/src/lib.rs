@@ -27,6 +27,7 @@ pub mod memory;
 pub mod mesh;
 pub mod optimization;
 pub mod optimizer;
+pub mod outlook;
 pub mod packets;
 pub mod params;
 pub mod pipeline;

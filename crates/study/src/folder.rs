@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use espalier_data::regular_file::{self, SETTINGS};
-use espalier_plan::config::{self, Override};
+use espalier_plan::config::{self, Override, RunFile};
 use espalier_report::{Figure, Page, number};
 use espalier_train::{Error, checksum};
 use serde::{Deserialize, Serialize};
@@ -163,6 +163,16 @@ impl StudyFolder {
             OpenStudy::Branches(branching, _) => &branching.name,
             OpenStudy::Smoothness(smoothness) => &smoothness.name,
         }
+    }
+
+    /// A study of steps-to-result as far as it has come by now, and the run file of its trials, with the paths
+    /// that it means; none of another kind.
+    pub fn steps_to_result(&mut self) -> Result<Option<(RunFile, StudySummary)>, Error> {
+        let OpenStudy::Steps(study, results) = &mut self.study else { return Ok(None) };
+        results.refresh()?;
+        let mut run = study.common_run()?;
+        run.resolve_paths(&self.beside);
+        Ok(Some((run, StudySummary::of(study, results, Vec::new()))))
     }
 
     /// How far it has come by now: what has ended, of all that there is to do, and what of.

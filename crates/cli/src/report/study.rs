@@ -16,7 +16,7 @@ use crate::watch::watch;
 
 /// Writes or serves it.
 pub fn report(arguments: &ReportArguments, folder: &Path) -> Result<ExitCode> {
-    refuse_others(arguments)?;
+    refuse_others(arguments, "a study")?;
     let mut study = StudyFolder::open(folder)?;
     let what = format!("study {}", study.name());
     if let Some(address) = &arguments.serve {
@@ -26,11 +26,6 @@ pub fn report(arguments: &ReportArguments, folder: &Path) -> Result<ExitCode> {
         (Some(out), _) => Some(out.clone()),
         (None, Some(_)) => None,
         (None, None) => Some(folder.join("study.html")),
-    };
-    let open = |form: ReportFormat, file: &Option<PathBuf>| -> Result<Option<OutputFile>> {
-        let Some(file) = file else { return Ok(None) };
-        form.may_replace(file)?;
-        Ok(Some(OutputFile::open(file, form.flag())?))
     };
     let outputs = [open(ReportFormat::Page, &page)?, open(ReportFormat::Picture, &arguments.svg)?];
     let (done, all, of) = study.progress()?;
@@ -45,19 +40,28 @@ pub fn report(arguments: &ReportArguments, folder: &Path) -> Result<ExitCode> {
     }
     if arguments.json {
         let (page, svg) = (&page, &arguments.svg);
-        output::json(
-            &json!({ "study": study.name(), "finished": done, "of": all, "page": page, "svg": svg }),
-        );
+        let mut value =
+            json!({ "study": study.name(), "finished": done, "of": all, "page": page, "svg": svg });
+        if let Some((_, summary)) = study.steps_to_result()? {
+            (value["cells"], value["fits"]) = (json!(summary.cells), json!(summary.fits));
+        }
+        output::json(&value);
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// A study stands alone, and is no table over steps.
-fn refuse_others(arguments: &ReportArguments) -> Result<()> {
+/// Finds out whether a file can be written, where one is asked for.
+pub fn open(form: ReportFormat, file: &Option<PathBuf>) -> Result<Option<OutputFile>> {
+    let Some(file) = file else { return Ok(None) };
+    form.may_replace(file)?;
+    Ok(Some(OutputFile::open(file, form.flag())?))
+}
+
+/// A study or a plan stands alone, and is no table over steps.
+pub fn refuse_others(arguments: &ReportArguments, what: &str) -> Result<()> {
     if arguments.runs.len() > 1 {
-        return Err(
-            conflict("RUN", "is several folders with a study among them: give a study by itself").into()
-        );
+        let problem = format!("is several folders with {what} among them: give {what} by itself");
+        return Err(conflict("RUN", &problem).into());
     }
     let given = [
         ("--csv", arguments.csv.is_some()),
@@ -65,7 +69,7 @@ fn refuse_others(arguments: &ReportArguments) -> Result<()> {
         ("--trace", arguments.trace.is_some()),
     ];
     match given.into_iter().find(|(_, given)| *given) {
-        Some((option, _)) => Err(conflict(option, "is for runs, and this is a study").into()),
+        Some((option, _)) => Err(conflict(option, &format!("is for runs, and this is {what}")).into()),
         None => Ok(()),
     }
 }

@@ -38,6 +38,7 @@ mod signals;
 mod streams;
 mod study;
 mod terminal;
+mod time_to_result;
 mod tokenize;
 mod train;
 mod unheard;

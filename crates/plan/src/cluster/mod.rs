@@ -30,6 +30,12 @@ pub struct Cluster {
     /// Where its numbers come from.
     #[serde(default)]
     pub note: String,
+    /// What an hour of a device costs, in whatever currency.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price_per_gpu_hour: Option<f64>,
+    /// What a device draws at work, with its share of the machine and its cooling as far as somebody counts these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub watts_per_gpu: Option<f64>,
     /// One device; all are alike.
     pub device: DeviceSpec,
     /// The devices that one machine has.

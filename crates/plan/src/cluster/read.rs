@@ -61,6 +61,8 @@ impl Cluster {
     /// That every rate is one.
     fn check(&self) -> Result<(), ClusterError> {
         let device = &self.device;
+        self.price_per_gpu_hour.map_or(Ok(()), |price| at_least_zero("price_per_gpu_hour", price))?;
+        self.watts_per_gpu.map_or(Ok(()), |watts| above_zero("watts_per_gpu", watts))?;
         above_zero("device.memory_gb", device.memory_gb)?;
         at_least_zero("device.reserved_gb", device.reserved_gb)?;
         if device.reserved_gb >= device.memory_gb {
@@ -175,6 +177,10 @@ mod tests {
                 .ends_with(": unknown field `cards`, expected one of `devices`, `cores`, `link`")
         );
         assert!(said("efficiency = [", "efficiency = [[9.0, 1.0], ").contains("ascending sizes"));
+        for (field, at_least) in [("price_per_gpu_hour", "of at least"), ("watts_per_gpu", "above")] {
+            let said = said("[device]", &format!("{field} = -1.0\n[device]"));
+            assert_eq!(said, format!("`{field}` must be a number {at_least} 0, got -1"));
+        }
         for field in ["meet_us", "turn_us"] {
             let said = said("gb_per_s = 50.0\n", &format!("gb_per_s = 50.0\n{field} = -1.0\n"));
             assert_eq!(said, format!("`node.link.{field}` must be a number of at least 0, got -1"));

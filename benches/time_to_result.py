@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""Time to a result, predicted and measured: a study's steps times a planned step, beside training to the goal at a batch and with seeds that the study has not seen.
+
+    python benches/time_to_result.py studies/gpt-small.toml --work DIR [--binary espalier] [--device cuda] [--seconds 60]
+    python benches/time_to_result.py out/w3 --work DIR --device cuda --cluster h200.toml          # a study that is already there
+    python benches/time_to_result.py studies/gpt-small.toml --work DIR --device cpu --ranks 1,2 --set search.trials=6 --set search.seeds=3
+
+STUDY is a study file, which is run for at most --seconds (what it has by then is used; the same command goes on), or the folder of a study. Several may be named.
+Without --cluster the machine is measured into DIR/cluster.toml (`bench compute`, and `bench comm` for several ranks). For each sparsity and number of ranks
+`espalier plan --study` predicts; then the fastest layout is trained to the study's goal from --seeds, with the hyperparameters of the two nearest cells,
+between which they are interpolated in logarithms, as the batch is. Time is that of steps alone, evaluations left out, on both sides. --batch 0 takes the power of two in the middle of the
+widest gap between the study's batches.
+
+A K* is the least of many trials, and a new run has no such luck: ask the study to repeat its best trials (`--set search.seeds=3`), whose mean then counts.
+"""
+import argparse, json, math, os, signal, statistics, subprocess, sys, time, tomllib
+
+arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+arguments.add_argument("study", nargs="+")
+arguments.add_argument("--work", required=True, type=os.path.abspath)
+arguments.add_argument("--binary", default="target/release/espalier")
+arguments.add_argument("--device", choices=["cpu", "cuda"], default="cuda")
+arguments.add_argument("--cluster")
+arguments.add_argument("--ranks", default="1")
+arguments.add_argument("--batch", type=int, default=0)
+arguments.add_argument("--seeds", default="1001,1002,1003")
+arguments.add_argument("--seconds", type=float, default=60, help="of each study")
+arguments.add_argument("--slower", type=float, default=4, help="a run is given up after so many times the predicted steps")
+arguments.add_argument("--set", action="append", default=[], help="overrides of the study file")
+options = arguments.parse_args()
+BINARY = os.path.abspath(options.binary) if os.path.exists(options.binary) else options.binary
+
+
+def espalier(*words, check=True, limit=None):
+    """A command's line of JSON; after `limit` seconds it is interrupted, and says what it has."""
+    process = subprocess.Popen([BINARY, *words], stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL if "--json" in words else None)
+    try:
+        out, _ = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate()
+    if check and process.returncode not in (0, 130):
+        sys.exit(f"{' '.join(words)}: exit code {process.returncode}")
+    lines = (out or "").strip().splitlines()
+    return json.loads(lines[-1]) if lines and "--json" in words else None
+
+
+def studied(name):
+    """The folder of a study, and what its file says."""
+    folder = name
+    if os.path.isfile(name):
+        folder = os.path.join(options.work, os.path.splitext(os.path.basename(name))[0])
+        settings = [word for change in [f"run.device.kind={options.device}", *options.set] for word in ("--set", change)]
+        espalier("study", name, "--out", folder, *settings, "--json", limit=options.seconds)
+    with open(os.path.join(folder, "study.json")) as file:
+        record = json.load(file)
+    study = tomllib.loads(record["study"])
+    data = study["run"].get("data", {})
+    for key in ("path", "validation_path", "tokenizer"):
+        if isinstance(data.get(key), str):
+            data[key] = os.path.join(record["beside"], data[key])
+    return folder, study
+
+
+def toml(table):
+    """Tables of tables of plain values."""
+    top = [f"{key} = {json.dumps(value)}" for key, value in table.items() if not isinstance(value, dict)]
+    for name, section in table.items():
+        if isinstance(section, dict):
+            top += [f"[{name}]"] + [f"{key} = {json.dumps(value)}" for key, value in section.items()]
+    return "\n".join(top) + "\n"
+
+
+def between(cells, batch):
+    """Hyperparameters at a batch: on the line between those of the nearest cells, all in logarithms."""
+    cells = sorted((cell for cell in cells if cell["k_star"]), key=lambda cell: cell["batch"])
+    below = [cell for cell in cells if cell["batch"] <= batch] or cells[:1]
+    above = [cell for cell in cells if cell["batch"] >= batch] or cells[-1:]
+    low, high = below[-1], above[0]
+    along = 0.0 if low is high else math.log(batch / low["batch"]) / math.log(high["batch"] / low["batch"])
+    fields = {field: value for field, value in low["best"].items() if field != "lr"}
+    mixed = lambda a, b: math.exp((1 - along) * math.log(a) + along * math.log(b)) if a > 0 and b > 0 else (1 - along) * a + along * b
+    # One minus a momentum is what is searched in logarithms.
+    near_one = lambda field: field.endswith(("momentum", "beta1", "beta2"))
+    return {f: 1 - mixed(1 - v, 1 - high["best"][f]) if near_one(f) else mixed(v, high["best"][f]) for f, v in fields.items()}
+
+
+def trained(run, out, goal):
+    """Steps to the goal, and the time of these steps; none where it was not reached."""
+    log = open(out + ".log", "w")
+    process = subprocess.Popen([BINARY, "train", run, "--out", out], stdout=log, stderr=log)
+    metrics, lines, reached = os.path.join(out, "metrics.jsonl"), [], None
+    while reached is None:
+        ended = process.poll() is not None
+        if os.path.exists(metrics):
+            with open(metrics) as file:
+                lines = [json.loads(line) for line in file if line.endswith("\n")]
+        reached = next((line["step"] for line in lines if "validation" in line and goal(line["validation"])), None)
+        if ended:
+            break
+        time.sleep(0.05)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+    process.wait()
+    log.close()
+    # From the end of one validation to the last step before the next; the first stretch, in which a run also begins, is taken as long as the others.
+    stretches, since, at = [], None, 0
+    for line in lines:
+        if reached is not None and line["step"] > reached:
+            break
+        if "validation" in line:
+            since, at = line["time"], line["step"]
+        elif "loss" in line and since is not None and line["step"] > at:
+            stretches.append((line["step"] - at, line["time"] - since))
+            since = None
+    steps = sum(steps for steps, _ in stretches)
+    each = sum(seconds for _, seconds in stretches) / steps if steps else None
+    return reached, each
+
+
+def check(name, cluster):
+    folder, study = studied(name)
+    goal_field, goal_value = next(iter(study["goal"].items()))
+    goal = lambda validation: (1 - validation["accuracy"] if goal_field == "error" else validation["loss"]) <= goal_value
+    every = study["search"].get("eval_every", 16)
+    summary = espalier("report", folder, "--json")
+    batches = sorted({cell["batch"] for cell in summary["cells"]})
+    gaps = list(zip(batches, batches[1:]))
+    low, high = max(gaps, key=lambda pair: pair[1] / pair[0]) if gaps else (batches[0], batches[0])
+    batch = options.batch or 2 ** round(math.log2(math.sqrt(low * high)))
+    if batch in batches:
+        print(f"{study['name']}: batch {batch} is in the study; choose another with --batch")
+    ranks = [int(number) for number in options.ranks.split(",")]
+    plan = espalier("plan", "--study", folder, "--cluster", cluster, "--gpus", options.ranks, "--batches", str(batch), "--save", os.path.join(options.work, f"{study['name']}-plan"), "--force", "--json")
+    rows = []
+    for point in sorted(plan["time_to_result"], key=lambda point: (point["sparsity"], point["gpus"])):
+        sparsity, number = point["sparsity"], point["gpus"]
+        fields = between([cell for cell in summary["cells"] if cell["sparsity"] == sparsity], batch)
+        found = []
+        for seed in map(int, options.seeds.split(",")):
+            run = json.loads(json.dumps(study["run"]))
+            run["seed"] = seed
+            run.setdefault("train", {}).update(batch=batch, steps=every * math.ceil(options.slower * point["steps"] / every), eval_every=every, log_every=every)
+            run.setdefault("device", {})["kind"] = options.device
+            run["checkpoint"] = {"last": False}
+            if sparsity == 0:
+                run.pop("prune", None)
+            else:
+                run["prune"]["sparsity"] = sparsity
+            for field, value in fields.items():
+                section, _, key = field.partition(".")
+                run.setdefault(section, {})[key] = value
+            stem = os.path.join(options.work, f"{study['name']}-{sparsity}-{batch}-{number}-{seed}")
+            with open(stem + ".toml", "w") as file:
+                file.write(toml(run))
+            espalier("plan", stem + ".toml", "--cluster", cluster, "--gpus", str(number), "--apply", stem + "-laid-out.toml", "--force", "--json")
+            subprocess.run(["rm", "-rf", stem])
+            found.append(trained(stem + "-laid-out.toml", stem, goal))
+        reached = [(steps, each) for steps, each in found if steps and each]
+        rows.append((sparsity, number, point, reached, len(found)))
+    print(f"\n{study['name']}, batch {batch} (not among {batches}), seeds {options.seeds}, to a validation {goal_field} of {goal_value}")
+    print("| sparsity | ranks | layout | K* | steps predicted (interval) | steps measured | step ms predicted | measured | s predicted (interval) | s measured, median | measured/predicted |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    for sparsity, number, point, reached, runs in rows:
+        interval = point["steps_interval"]
+        shown = f"{point['k_star']} | {point['steps']}" + (f" ({interval[0]} to {interval[1]})" if interval else "")
+        seconds, step_ms = 3600 * point["hours"], 1e3 * point["step_seconds"]
+        ends = [3600 * hours for hours in point["hours_interval"]] if interval else None
+        within = f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else ""
+        if not reached:
+            print(f"| {sparsity} | {number} | {point['described']} | {shown} | none of {runs} reached the goal | {step_ms:.3f} | - | {seconds:.2f}{within} | - | - |")
+            continue
+        times = [steps * each for steps, each in reached]
+        measured, each = statistics.median(times), statistics.median(each for _, each in reached)
+        counted = ", ".join(str(steps) for steps, _ in reached) + (f"; {runs - len(reached)} not" if len(reached) < runs else "")
+        inside = "" if not ends else " (inside)" if ends[0] <= measured <= ends[1] else " (outside)"
+        print(f"| {sparsity} | {number} | {point['described']} | {shown} | {counted} | {step_ms:.3f} | {1e3 * each:.3f} | {seconds:.2f}{within} | {measured:.2f}{inside} | {measured / seconds:.2f} |", flush=True)
+
+
+os.makedirs(options.work, exist_ok=True)
+cluster = options.cluster
+if not cluster:
+    cluster = os.path.join(options.work, "cluster.toml")
+    if not os.path.exists(cluster):
+        began = time.time()
+        espalier("bench", "compute", "--device", options.device, "-o", cluster, "--json")
+        if options.ranks != "1":
+            espalier("bench", "comm", "--device", options.device, "-o", cluster, "--json")
+        print(f"{cluster}: measured in {time.time() - began:.0f} s")
+for name in options.study:
+    check(name, cluster)
