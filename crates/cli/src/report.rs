@@ -2,13 +2,13 @@
 //! It reads their folders and changes nothing in them but the page that it writes.
 
 mod curves;
-mod outlook;
 mod page;
 mod pipeline;
 mod series;
 mod state;
 mod study;
 mod tensorboard;
+mod time_to_result;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -72,8 +72,8 @@ pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
         return study::report(arguments, folder);
     }
     for folder in &arguments.runs {
-        if let Some(plan) = crate::outlook::read(folder)? {
-            return outlook::report(arguments, folder, &plan);
+        if let Some(plan) = crate::time_to_result::read(folder)? {
+            return time_to_result::report(arguments, folder, &plan);
         }
     }
     let mut runs = arguments.runs.iter().map(|run| RunRecord::open(run)).collect::<Result<Vec<_>>>()?;

@@ -27,7 +27,6 @@ pub mod memory;
 pub mod mesh;
 pub mod optimization;
 pub mod optimizer;
-pub mod outlook;
 pub mod packets;
 pub mod params;
 pub mod pipeline;
@@ -45,6 +44,7 @@ pub mod split;
 pub mod stages;
 pub mod storage;
 pub mod tiles;
+pub mod time_to_result;
 pub mod traffic;
 
 pub use config::RunFile;

@@ -7,8 +7,8 @@ use espalier_report::Figure;
 use espalier_train::Error;
 
 use super::{PlanArguments, apply};
-use crate::outlook;
 use crate::output_file::{OutputFile, may_replace};
+use crate::time_to_result;
 
 /// What is to be written, opened before the search begins.
 pub struct OutputFiles {
@@ -34,8 +34,8 @@ impl OutputFiles {
             let refused = |why| Error::File { path: file.to_owned(), why };
             Ok(espalier_train::run::trace::may_replace(file).map_err(refused)?)
         };
-        let may_save = |file: &Path| may_replace(file, "plan", outlook::is_ours, "add --force");
-        let save = arguments.result.save.as_deref().map(outlook::file_in);
+        let may_save = |file: &Path| may_replace(file, "plan", time_to_result::is_ours, "add --force");
+        let save = arguments.result.save.as_deref().map(time_to_result::file_in);
         Ok(OutputFiles {
             apply: arguments.apply.as_ref().map(|file| apply::open(arguments, file)).transpose()?,
             trace: open(&arguments.trace, "--trace", &may_trace)?,

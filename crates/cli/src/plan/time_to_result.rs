@@ -10,10 +10,10 @@ use anyhow::Result;
 use clap::Args;
 use espalier_plan::Plan;
 use espalier_plan::config::{RunFile, RunTable};
-use espalier_plan::outlook::{ConvergenceCurve, Outlook, OutlookPoint};
 use espalier_plan::search::LayoutSearch;
 use espalier_plan::simulate::{Estimate, Simulation};
 use espalier_plan::spec::Input;
+use espalier_plan::time_to_result::{ConvergenceCurve, ResultChoice, ResultTimes};
 use espalier_study::StudyFolder;
 use espalier_study::summary::CellSummary;
 use espalier_train::Error;
@@ -21,10 +21,10 @@ use serde_json::Value;
 
 use super::ranges::{amount, doublings, sparsities};
 use super::{PlanArguments, PlanRequest, with_sparsity, wrong};
-use crate::outlook;
 use crate::output::{on_standard_output, print_err};
 use crate::run_file::{conflict, in_file, resolve};
 use crate::spinner::Spinner;
+use crate::time_to_result;
 
 /// GPUs that are considered of a cluster of any size, unless somebody says how many.
 const MOST_GPUS: usize = 1024;
@@ -138,7 +138,7 @@ pub fn answer(request: &PlanRequest) -> Result<Value> {
         search.run(request, &gpus)
     });
     drop(spinner);
-    let mut outlook = Outlook {
+    let mut result = ResultTimes {
         model: request.plan.model.name.clone(),
         cluster: request.cluster.name.clone(),
         device: request.cluster.device.name.clone(),
@@ -151,7 +151,7 @@ pub fn answer(request: &PlanRequest) -> Result<Value> {
     for (search, found) in runs.iter().zip(found) {
         for (number, estimate) in gpus.iter().zip(found) {
             match estimate {
-                Ok(best) => outlook.points.push(OutlookPoint::new(
+                Ok(best) => result.points.push(ResultChoice::new(
                     search.curve,
                     search.batch,
                     *number,
@@ -162,31 +162,31 @@ pub fn answer(request: &PlanRequest) -> Result<Value> {
             }
         }
     }
-    outlook.sort();
+    result.sort();
     for &number in &gpus {
         // The last is that of the largest batch, which most GPUs can split.
         let why = misses.iter().rev().find(|(gpus, _)| *gpus == number);
-        if let Some((_, why)) = why.filter(|_| outlook.points.iter().all(|point| point.gpus != number)) {
-            notes.push(format!("nothing runs on {}: {why}", outlook::devices(number)));
+        if let Some((_, why)) = why.filter(|_| result.points.iter().all(|point| point.gpus != number)) {
+            notes.push(format!("nothing runs on {}: {why}", time_to_result::devices(number)));
         }
     }
-    if outlook.points.is_empty() {
+    if result.points.is_empty() {
         let (_, why) = misses.pop().expect("nothing was found because of something");
         return Err(why.into());
     }
-    outlook.notes = notes;
-    show(request, &outlook)
+    result.notes = notes;
+    show(request, &result)
 }
 
 /// Prints and writes what was found.
-fn show(request: &PlanRequest, outlook: &Outlook) -> Result<Value> {
-    for note in &outlook.notes {
+fn show(request: &PlanRequest, result: &ResultTimes) -> Result<Value> {
+    for note in &result.notes {
         print_err!("note: {note}");
     }
-    on_standard_output(format_args!("{}", outlook::text(outlook)));
-    let value = outlook::value(outlook);
+    on_standard_output(format_args!("{}", time_to_result::text(result)));
+    let value = time_to_result::value(result);
     if let Some(output) = &request.outputs.svg {
-        output.finish(&outlook::figure(outlook).svg())?;
+        output.finish(&time_to_result::figure(result).svg())?;
         print_err!("figure: {}", output.file().display());
     }
     if let (Some(output), Some(folder)) = (&request.outputs.save, &request.arguments.result.save) {

@@ -60,8 +60,13 @@ fn a_study_is_planned_from_its_steps_to_a_page() {
     assert!(told.contains("12 choices"), "{told}");
     let page = fs::read_to_string(folder.join("plan/time-to-result.html")).unwrap();
     assert_contains(&page, &["Time to result: mlp", "Best: ", "50 % pruned", "<svg"]);
+    refused(
+        report(&folder, &["plan", "--csv", "x.csv"]).output().unwrap(),
+        &["is for runs, and this is a plan"],
+    );
     // Another file of that name stays.
     fs::write(folder.join("plan/time-to-result.json"), "notes").unwrap();
+    refused(report(&folder, &["plan"]).output().unwrap(), &["time-to-result.json: is no time to a result"]);
     refused(plan(&folder, "--study out/tiny --gpus 1 --save plan"), &["a file is here that is no plan"]);
 }
 
@@ -74,7 +79,7 @@ fn steps_that_are_given_are_planned_at_a_price() {
     assert_contains(
         &told,
         &[
-            "dense: K* = 64k/B + 500; no interval, nothing was repeated; critical batch 128",
+            "dense: K* = 64k/B + 500; no interval, for lack of cells and of other seeds; critical batch 128",
             "90 % pruned: K* = 128k/B + 500",
             "Best: ",
             "90 % pruned: does not pay",

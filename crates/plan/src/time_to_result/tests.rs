@@ -8,8 +8,8 @@ use crate::plan::{DataFacts, Plan};
 use crate::search::{LayoutSearch, SearchConstraints};
 use crate::simulate::Simulation;
 
-fn point(gpus: usize, sparsity: f64, hours: f64) -> OutlookPoint {
-    OutlookPoint {
+fn point(gpus: usize, sparsity: f64, hours: f64) -> ResultChoice {
+    ResultChoice {
         gpus,
         batch: 64,
         sparsity,
@@ -28,21 +28,21 @@ fn point(gpus: usize, sparsity: f64, hours: f64) -> OutlookPoint {
     }
 }
 
-fn outlook(points: Vec<OutlookPoint>) -> Outlook {
+fn result(points: Vec<ResultChoice>) -> ResultTimes {
     let curves = vec![ConvergenceCurve::given(0.0, 1e4, 10.0), ConvergenceCurve::given(0.9, 3e4, 10.0)];
     let [model, cluster, device, engine] = ["m", "c", "d", "e"].map(String::from);
-    let mut outlook = Outlook { model, cluster, device, engine, curves, points, notes: Vec::new() };
-    outlook.sort();
-    outlook
+    let mut result = ResultTimes { model, cluster, device, engine, curves, points, notes: Vec::new() };
+    result.sort();
+    result
 }
 
-fn gpus(points: &[&OutlookPoint]) -> Vec<usize> {
+fn gpus(points: &[&ResultChoice]) -> Vec<usize> {
     points.iter().map(|point| point.gpus).collect()
 }
 
 #[test]
 fn a_choice_that_is_slower_and_dearer_than_another_is_on_no_curve() {
-    let outlook = outlook(vec![
+    let result = result(vec![
         point(1, 0.0, 10.0),
         point(2, 0.0, 5.5),
         point(4, 0.0, 6.0),
@@ -50,31 +50,33 @@ fn a_choice_that_is_slower_and_dearer_than_another_is_on_no_curve() {
         point(8, 0.0, 3.0),
         point(2, 0.9, 4.0),
     ]);
-    assert_eq!(gpus(&outlook.pareto(Some(0.0))), [8, 2, 1], "4 GPUs are slower than 2");
-    assert_eq!(gpus(&outlook.pareto(None)), [8, 2], "pruned, 2 GPUs take fewer GPU-hours than one");
-    assert_eq!(gpus(&outlook.by_gpus(Some(0.0))), [1, 2, 4, 8]);
-    assert_eq!(outlook.by_gpus(Some(0.0))[3].hours, 3.0);
+    assert_eq!(gpus(&result.pareto(Some(0.0))), [8, 2, 1], "4 GPUs are slower than 2");
+    assert_eq!(gpus(&result.pareto(None)), [8, 2], "pruned, 2 GPUs take fewer GPU-hours than one");
+    assert_eq!(gpus(&result.by_gpus(Some(0.0))), [1, 2, 4, 8]);
+    assert_eq!(result.by_gpus(Some(0.0))[3].hours, 3.0);
 }
 
 #[test]
 fn more_gpus_pay_until_a_doubling_saves_too_little() {
     let dense = [(1, 10.0), (2, 5.0), (4, 3.0), (8, 2.4), (16, 1.0)];
     let dense: Vec<_> = dense.into_iter().map(|(gpus, hours)| point(gpus, 0.0, hours)).collect();
-    let outlook = outlook(dense);
-    let limit = outlook.scaling_limit(None).unwrap();
+    let result = result(dense);
+    let limit = result.scaling_limit(None).unwrap();
     assert_eq!(limit.point.gpus, 4, "what lies behind a doubling that does not pay is not seen");
     assert!((limit.next_speedup().unwrap() - 1.25).abs() < 1e-12);
     // From 1 to 8 are three doublings: 2.2 times as fast is 1.3 each.
-    let sparse =
-        |hours| super::Outlook { points: vec![point(1, 0.0, hours), point(8, 0.0, 1.0)], ..outlook.clone() };
-    let last = |outlook: Outlook| outlook.scaling_limit(None).map(|limit| limit.point.gpus);
+    let sparse = |hours| super::ResultTimes {
+        points: vec![point(1, 0.0, hours), point(8, 0.0, 1.0)],
+        ..result.clone()
+    };
+    let last = |result: ResultTimes| result.scaling_limit(None).map(|limit| limit.point.gpus);
     assert_eq!((last(sparse(2.15)), last(sparse(2.25))), (Some(1), Some(8)));
-    assert_eq!(last(Outlook { points: Vec::new(), ..outlook }), None);
+    assert_eq!(last(ResultTimes { points: Vec::new(), ..result }), None);
 }
 
 #[test]
 fn pruning_pays_where_it_is_faster_or_alone_fits() {
-    let mut both = outlook(vec![
+    let mut both = result(vec![
         point(2, 0.0, 4.0),
         point(4, 0.0, 3.0),
         point(1, 0.9, 9.0),
@@ -105,7 +107,7 @@ fn hours_are_steps_of_a_curve_times_those_of_a_search() {
     let found = |devices: usize, cluster: &Cluster| {
         let job = Simulation::new(&plan, cluster, EngineProfile::ESPALIER);
         let found = LayoutSearch { job: &job, devices, fixed: &fixed, rows: 1 }.run().unwrap();
-        OutlookPoint::new(&curve, 64, devices, &found.ranked[0], cluster)
+        ResultChoice::new(&curve, 64, devices, &found.ranked[0], cluster)
     };
     let four = found(4, &cluster);
     assert_eq!((four.steps, four.k_star, four.steps_interval), (250, 200, Some([150, 350])));

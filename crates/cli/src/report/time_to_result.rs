@@ -4,17 +4,17 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use espalier_plan::outlook::Outlook;
+use espalier_plan::time_to_result::ResultTimes;
 use serde_json::json;
 
 use super::study::{open, refuse_others};
 use super::{ReportArguments, ReportFormat};
-use crate::outlook;
 use crate::output::{self, print_out};
 use crate::run_file::conflict;
+use crate::time_to_result;
 
 /// Writes it.
-pub fn report(arguments: &ReportArguments, folder: &Path, plan: &Outlook) -> Result<ExitCode> {
+pub fn report(arguments: &ReportArguments, folder: &Path, plan: &ResultTimes) -> Result<ExitCode> {
     refuse_others(arguments, "a plan")?;
     if arguments.serve.is_some() {
         return Err(conflict("--serve", "is for what goes on, and a plan does not").into());
@@ -27,11 +27,11 @@ pub fn report(arguments: &ReportArguments, folder: &Path, plan: &Outlook) -> Res
     let [html, svg] = [open(ReportFormat::Page, &page)?, open(ReportFormat::Picture, &arguments.svg)?];
     print_out!("time to result of {} on {}: {} choices", plan.model, plan.cluster, plan.points.len());
     if let Some(output) = html {
-        output.finish(&outlook::page(plan).html())?;
+        output.finish(&time_to_result::page(plan).html())?;
         print_out!("page: {}", output.file().display());
     }
     if let Some(output) = svg {
-        output.finish(&outlook::figure(plan).svg())?;
+        output.finish(&time_to_result::figure(plan).svg())?;
         print_out!("picture: {}", output.file().display());
     }
     if arguments.json {

@@ -1,5 +1,5 @@
 //! Time to a result as people and programs see it: in words, as a picture and a page, as JSON, and as a folder
-//! that `espalier report` makes a page of. The numbers are `plan::outlook`'s.
+//! that `espalier report` makes a page of. The numbers are `plan::result`'s.
 
 mod figure;
 mod page;
@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use espalier_data::regular_file::{self, RECORDS};
-use espalier_plan::outlook::{Outlook, OutlookPoint};
 use espalier_plan::simulate::LayoutRecord;
+use espalier_plan::time_to_result::{ResultChoice, ResultTimes};
 use espalier_train::Error;
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ pub fn is_ours(head: &[u8]) -> bool {
 }
 
 /// What was written into a folder; none where it is of another kind.
-pub fn read(folder: &Path) -> Result<Option<Outlook>> {
+pub fn read(folder: &Path) -> Result<Option<ResultTimes>> {
     let path = file_in(folder);
     let text = match regular_file::read_text(&path, RECORDS) {
         Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
@@ -44,27 +44,27 @@ pub fn read(folder: &Path) -> Result<Option<Outlook>> {
 }
 
 /// All of it for a program.
-pub fn value(outlook: &Outlook) -> Value {
-    let mut value = serde_json::to_value(outlook).expect("plain data");
-    for (curve, record) in outlook.curves.iter().zip(list(&mut value["curves"])) {
+pub fn value(result: &ResultTimes) -> Value {
+    let mut value = serde_json::to_value(result).expect("plain data");
+    for (curve, record) in result.curves.iter().zip(list(&mut value["curves"])) {
         record["expected"] = json!(curve.expected());
         record["critical_batch"] = curve.critical_batch().into();
         record["interval_from"] = curve.interval_source().name().into();
     }
-    for (point, record) in outlook.points.iter().zip(list(&mut value["time_to_result"])) {
+    for (point, record) in result.points.iter().zip(list(&mut value["time_to_result"])) {
         *record = of_point(point);
     }
-    value["best"] = outlook.scaling_limit(None).map(|limit| of_point(limit.point)).into();
-    value["why"] = text::best(outlook).into();
-    value["pareto"] = of_sparsities(outlook, |sparsity| {
-        let points = outlook.pareto(sparsity).into_iter().map(|point| {
-            let OutlookPoint { gpus, batch, hours, gpu_hours, cost, .. } = point;
+    value["best"] = result.scaling_limit(None).map(|limit| of_point(limit.point)).into();
+    value["why"] = text::best(result).into();
+    value["pareto"] = of_sparsities(result, |sparsity| {
+        let points = result.pareto(sparsity).into_iter().map(|point| {
+            let ResultChoice { gpus, batch, hours, gpu_hours, cost, .. } = point;
             json!({ "gpus": gpus, "batch": batch, "hours": hours, "gpu_hours": gpu_hours, "cost": cost })
         });
         Some(json!({ "points": points.collect::<Vec<_>>() }))
     });
-    value["scaling"] = of_sparsities(outlook, |sparsity| {
-        let limit = outlook.scaling_limit(sparsity)?;
+    value["scaling"] = of_sparsities(result, |sparsity| {
+        let limit = result.scaling_limit(sparsity)?;
         Some(json!({
             "gpus": limit.point.gpus,
             "hours": limit.point.hours,
@@ -72,7 +72,7 @@ pub fn value(outlook: &Outlook) -> Value {
             "next_speedup": limit.next_speedup(),
         }))
     });
-    let pruning = outlook.pruning_gains().into_iter().map(|gain| {
+    let pruning = result.pruning_gains().into_iter().map(|gain| {
         let speedups = gain.speedups.iter().map(|(gpus, times)| json!({ "gpus": gpus, "speedup": times }));
         json!({
             "sparsity": gain.sparsity,
@@ -89,7 +89,7 @@ fn list(value: &mut Value) -> impl Iterator<Item = &mut Value> {
     value.as_array_mut().into_iter().flatten()
 }
 
-fn of_point(point: &OutlookPoint) -> Value {
+fn of_point(point: &ResultChoice) -> Value {
     let mut record = serde_json::to_value(point).expect("plain data");
     let layout = point.candidate.map(|candidate| LayoutRecord::new(&candidate, point.batch));
     record["layout"] = json!(layout);
@@ -97,11 +97,11 @@ fn of_point(point: &OutlookPoint) -> Value {
 }
 
 /// One record for each curve, with its sparsity.
-fn of_sparsities(outlook: &Outlook, record: impl Fn(Option<f64>) -> Option<Value>) -> Value {
+fn of_sparsities(result: &ResultTimes, record: impl Fn(Option<f64>) -> Option<Value>) -> Value {
     let of_curve = |sparsity: f64| {
         let mut value = record(Some(sparsity))?;
         value["sparsity"] = sparsity.into();
         Some(value)
     };
-    outlook.curves.iter().filter_map(|curve| of_curve(curve.sparsity)).collect()
+    result.curves.iter().filter_map(|curve| of_curve(curve.sparsity)).collect()
 }

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use espalier_plan::outlook::{
-    ConvergenceCurve, DOUBLING_PAYS, IntervalSource, Outlook, OutlookPoint, PruningGain,
+use espalier_plan::time_to_result::{
+    ConvergenceCurve, DOUBLING_PAYS, IntervalSource, PruningGain, ResultChoice, ResultTimes,
 };
 use espalier_report::number;
 
@@ -11,35 +11,35 @@ use crate::output;
 use crate::text_table::TextTable;
 
 /// All of it, for a terminal.
-pub fn text(outlook: &Outlook) -> String {
-    let Outlook { model, cluster, device, engine, .. } = outlook;
+pub fn text(result: &ResultTimes) -> String {
+    let ResultTimes { model, cluster, device, engine, .. } = result;
     let mut text = format!("time to result: {model} on {cluster} ({device}), engine {engine}\n");
-    for curve in &outlook.curves {
+    for curve in &result.curves {
         let _ = writeln!(text, "{}", of_curve(curve));
     }
     text += "\nThe fastest choice for each number of GPUs:\n";
-    let mut rows = rows(outlook);
+    let mut rows = rows(result);
     // Layouts are too long for a line, and are named where one is chosen.
     rows.iter_mut().for_each(|row| drop(row.pop()));
     text += &TextTable::new(&rows).render(output::width());
-    if outlook.points.iter().any(|point| point.extrapolated) {
+    if result.points.iter().any(|point| point.extrapolated) {
         text += "* a batch beyond those of the study\n";
     }
-    if outlook.curves.len() > 1 {
-        let _ = write!(text, "\n{}", TextTable::new(&by_sparsity(outlook)).render(output::width()));
+    if result.curves.len() > 1 {
+        let _ = write!(text, "\n{}", TextTable::new(&by_sparsity(result)).render(output::width()));
     }
     text.push('\n');
-    for sentence in sentences(outlook) {
+    for sentence in sentences(result) {
         let _ = writeln!(text, "{sentence}");
     }
     text
 }
 
 /// What follows, a paragraph each: the best choice, where more GPUs stop paying, where pruning pays.
-pub fn sentences(outlook: &Outlook) -> Vec<String> {
-    let mut all = vec![best(outlook)];
-    all.extend(outlook.curves.iter().filter_map(|curve| scaling(outlook, curve)));
-    all.extend(outlook.pruning_gains().iter().map(|gain| pruning(outlook, gain)));
+pub fn sentences(result: &ResultTimes) -> Vec<String> {
+    let mut all = vec![best(result)];
+    all.extend(result.curves.iter().filter_map(|curve| scaling(result, curve)));
+    all.extend(result.pruning_gains().iter().map(|gain| pruning(result, gain)));
     all.retain(|sentence| !sentence.is_empty());
     all
 }
@@ -57,9 +57,9 @@ pub fn of_curve(curve: &ConvergenceCurve) -> String {
             )
         }
         IntervalSource::Residuals(cells) => {
-            format!("intervals (90 %) from how far {cells} cells lie from the fit, nothing was repeated")
+            format!("intervals (90 %) from how far {cells} cells lie from the fit, for lack of other seeds")
         }
-        IntervalSource::Unknown => "no interval, nothing was repeated".into(),
+        IntervalSource::Unknown => "no interval, for lack of cells and of other seeds".into(),
     };
     let (name, k_star) = (pruned(curve.sparsity), steps([curve.c1, curve.c2]));
     format!("{name}: K* = {k_star}; {interval}; {critical}")
@@ -72,8 +72,8 @@ fn steps([c1, c2]: [f64; 2]) -> String {
 }
 
 /// The best choice, and why it is not more GPUs.
-pub fn best(outlook: &Outlook) -> String {
-    let Some(limit) = outlook.scaling_limit(None) else { return String::new() };
+pub fn best(result: &ResultTimes) -> String {
+    let Some(limit) = result.scaling_limit(None) else { return String::new() };
     let point = limit.point;
     let mut text = format!("Best: {}, {}; {}.", choice(point), price(point), point.described);
     match (limit.next, limit.next_speedup()) {
@@ -92,14 +92,14 @@ pub fn best(outlook: &Outlook) -> String {
 }
 
 /// `8 GPUs, batch 512, 90 % pruned: 1.2 min (1.1 min to 1.5 min)`
-fn choice(point: &OutlookPoint) -> String {
-    let OutlookPoint { gpus, batch, sparsity, .. } = point;
+fn choice(point: &ResultChoice) -> String {
+    let ResultChoice { gpus, batch, sparsity, .. } = point;
     let interval = interval(point).map_or(String::new(), |interval| format!(" ({interval})"));
     let (gpus, pruned) = (devices(*gpus), pruned(*sparsity));
     format!("{gpus}, batch {batch}, {pruned}: {}{interval}", hours(point.hours))
 }
 
-fn price(point: &OutlookPoint) -> String {
+fn price(point: &ResultChoice) -> String {
     let mut text = format!("{} GPU-hours", number::short(point.gpu_hours));
     if let Some(cost) = point.cost {
         text += &format!(", cost {}", number::short(cost));
@@ -111,8 +111,8 @@ fn price(point: &OutlookPoint) -> String {
 }
 
 /// Where more GPUs stop paying at a sparsity.
-fn scaling(outlook: &Outlook, curve: &ConvergenceCurve) -> Option<String> {
-    let limit = outlook.scaling_limit(Some(curve.sparsity))?;
+fn scaling(result: &ResultTimes, curve: &ConvergenceCurve) -> Option<String> {
+    let limit = result.scaling_limit(Some(curve.sparsity))?;
     let (point, name) = (limit.point, pruned(curve.sparsity));
     let mut text = format!("{name}: GPUs pay up to {} ({})", point.gpus, hours(point.hours));
     if let (Some(next), Some(speedup)) = (limit.next, limit.next_speedup()) {
@@ -132,7 +132,7 @@ fn scaling(outlook: &Outlook, curve: &ConvergenceCurve) -> Option<String> {
 }
 
 /// Whether a sparsity is worth its steps.
-fn pruning(outlook: &Outlook, gain: &PruningGain) -> String {
+fn pruning(result: &ResultTimes, gain: &PruningGain) -> String {
     let name = pruned(gain.sparsity);
     let faster: Vec<&(usize, f64)> = gain.speedups.iter().filter(|(_, speedup)| *speedup > 1.0).collect();
     let largest = |all: &[&(usize, f64)]| all.iter().map(|(_, speedup)| *speedup).fold(0.0, f64::max);
@@ -157,9 +157,9 @@ fn pruning(outlook: &Outlook, gain: &PruningGain) -> String {
         }
     };
     // Where both run: what it is made of.
-    let pair = outlook.scaling_limit(Some(0.0)).and_then(|limit| {
+    let pair = result.scaling_limit(Some(0.0)).and_then(|limit| {
         let dense = limit.point;
-        let same = outlook.by_gpus(Some(gain.sparsity)).into_iter().find(|point| point.gpus == dense.gpus)?;
+        let same = result.by_gpus(Some(gain.sparsity)).into_iter().find(|point| point.gpus == dense.gpus)?;
         Some((dense, same))
     });
     if let Some((dense, same)) = pair {
@@ -178,14 +178,14 @@ fn pruning(outlook: &Outlook, gain: &PruningGain) -> String {
 }
 
 /// The fastest choice for each number of GPUs; columns that nothing is known of are left out.
-pub fn rows(outlook: &Outlook) -> Vec<Vec<String>> {
-    let points = outlook.by_gpus(None);
-    let known = |of: fn(&OutlookPoint) -> bool| points.iter().any(|point| of(point));
+pub fn rows(result: &ResultTimes) -> Vec<Vec<String>> {
+    let points = result.by_gpus(None);
+    let known = |of: fn(&ResultChoice) -> bool| points.iter().any(|point| of(point));
     let (intervals, costs) =
         (known(|point| point.hours_interval.is_some()), known(|point| point.cost.is_some()));
     let energy = known(|point| point.kwh.is_some());
     let optional = |is_shown: bool, text: String| is_shown.then_some(text);
-    let row = |point: &&OutlookPoint| {
+    let row = |point: &&ResultChoice| {
         let star = if point.extrapolated { "*" } else { "" };
         let all = [
             Some(devices(point.gpus)),
@@ -215,14 +215,14 @@ pub fn rows(outlook: &Outlook) -> Vec<Vec<String>> {
 }
 
 /// The shortest time of each sparsity on each number of GPUs, and how many times as fast as the dense network.
-pub fn by_sparsity(outlook: &Outlook) -> Vec<Vec<String>> {
-    let gains = outlook.pruning_gains();
+pub fn by_sparsity(result: &ResultTimes) -> Vec<Vec<String>> {
+    let gains = result.pruning_gains();
     let head =
-        ["GPUs".to_owned()].into_iter().chain(outlook.curves.iter().map(|curve| pruned(curve.sparsity)));
+        ["GPUs".to_owned()].into_iter().chain(result.curves.iter().map(|curve| pruned(curve.sparsity)));
     let mut rows = vec![head.collect::<Vec<_>>()];
-    for fastest in outlook.by_gpus(None) {
+    for fastest in result.by_gpus(None) {
         let cell = |curve: &ConvergenceCurve| {
-            let points = outlook.by_gpus(Some(curve.sparsity));
+            let points = result.by_gpus(Some(curve.sparsity));
             let Some(point) = points.into_iter().find(|point| point.gpus == fastest.gpus) else {
                 return "does not fit".into();
             };
@@ -231,13 +231,13 @@ pub fn by_sparsity(outlook: &Outlook) -> Vec<Vec<String>> {
             let times = times.map_or(String::new(), |(_, times)| format!(" ({times:.2}x)"));
             format!("{}{times}", hours(point.hours))
         };
-        let cells = outlook.curves.iter().map(cell);
+        let cells = result.curves.iter().map(cell);
         rows.push([devices(fastest.gpus)].into_iter().chain(cells).collect());
     }
     rows
 }
 
-fn interval(point: &OutlookPoint) -> Option<String> {
+fn interval(point: &ResultChoice) -> Option<String> {
     point.hours_interval.map(|[low, high]| format!("{} to {}", hours(low), hours(high)))
 }
 

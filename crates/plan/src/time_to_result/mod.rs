@@ -18,7 +18,7 @@ pub const DOUBLING_PAYS: f64 = 1.3;
 
 /// One choice: how many GPUs, which batch, pruned how far.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct OutlookPoint {
+pub struct ResultChoice {
     /// Devices: GPUs, or ranks where these are cores.
     pub gpus: usize,
     /// Samples in a step.
@@ -52,7 +52,7 @@ pub struct OutlookPoint {
     pub candidate: Option<Candidate>,
 }
 
-impl OutlookPoint {
+impl ResultChoice {
     /// The steps of a curve at a batch size, each of which takes what a search has found for so many devices.
     pub fn new(
         curve: &ConvergenceCurve,
@@ -60,7 +60,7 @@ impl OutlookPoint {
         gpus: usize,
         found: &Estimate,
         cluster: &Cluster,
-    ) -> OutlookPoint {
+    ) -> ResultChoice {
         let whole = |steps: f64| steps.ceil().max(1.0) as u64;
         let steps = whole(curve.at(batch as f64));
         let steps_interval = curve.interval(batch as f64).map(|ends| ends.map(whole));
@@ -68,7 +68,7 @@ impl OutlookPoint {
         // Ranks of a machine's cores have all of them, however many ranks there are.
         let devices = if cluster.node.cores { cluster.node.devices } else { gpus };
         let gpu_hours = hours(steps) * devices as f64;
-        OutlookPoint {
+        ResultChoice {
             gpus,
             batch,
             sparsity: curve.sparsity,
@@ -90,7 +90,7 @@ impl OutlookPoint {
 
 /// Every choice, and the curves of which they are made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outlook {
+pub struct ResultTimes {
     /// What is trained.
     pub model: String,
     /// Where: the cluster,
@@ -103,7 +103,7 @@ pub struct Outlook {
     pub curves: Vec<ConvergenceCurve>,
     /// The fastest first.
     #[serde(rename = "time_to_result")]
-    pub points: Vec<OutlookPoint>,
+    pub points: Vec<ResultChoice>,
     /// What a reader should know of the numbers, a sentence each.
     pub notes: Vec<String>,
 }
@@ -112,9 +112,9 @@ pub struct Outlook {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScalingLimit<'a> {
     /// With the most GPUs that pay.
-    pub point: &'a OutlookPoint,
+    pub point: &'a ResultChoice,
     /// With the next number of GPUs, where there is one.
-    pub next: Option<&'a OutlookPoint>,
+    pub next: Option<&'a ResultChoice>,
 }
 
 impl ScalingLimit<'_> {
@@ -144,7 +144,7 @@ impl PruningGain {
     }
 }
 
-impl Outlook {
+impl ResultTimes {
     /// Puts the fastest choices first, and of equally fast ones those that take fewer GPU-hours.
     pub fn sort(&mut self) {
         self.points
@@ -152,13 +152,13 @@ impl Outlook {
     }
 
     /// Choices of one sparsity, or of all; the fastest first.
-    fn of(&self, sparsity: Option<f64>) -> impl Iterator<Item = &OutlookPoint> {
+    fn of(&self, sparsity: Option<f64>) -> impl Iterator<Item = &ResultChoice> {
         self.points.iter().filter(move |point| sparsity.is_none_or(|wanted| wanted == point.sparsity))
     }
 
     /// The fastest choice for each number of GPUs, by ascending number.
-    pub fn by_gpus(&self, sparsity: Option<f64>) -> Vec<&OutlookPoint> {
-        let mut fastest: Vec<&OutlookPoint> = Vec::new();
+    pub fn by_gpus(&self, sparsity: Option<f64>) -> Vec<&ResultChoice> {
+        let mut fastest: Vec<&ResultChoice> = Vec::new();
         for point in self.of(sparsity) {
             if fastest.iter().all(|known| known.gpus != point.gpus) {
                 fastest.push(point);
@@ -169,9 +169,9 @@ impl Outlook {
     }
 
     /// Choices of which none is both faster and takes fewer GPU-hours; the fastest first.
-    pub fn pareto(&self, sparsity: Option<f64>) -> Vec<&OutlookPoint> {
+    pub fn pareto(&self, sparsity: Option<f64>) -> Vec<&ResultChoice> {
         let mut least = f64::INFINITY;
-        let mut is_less = |point: &&OutlookPoint| {
+        let mut is_less = |point: &&ResultChoice| {
             let less = point.gpu_hours < least;
             least = least.min(point.gpu_hours);
             less
@@ -182,7 +182,7 @@ impl Outlook {
     /// Where more GPUs stop paying, at one sparsity or at the best of each; none without any choice.
     pub fn scaling_limit(&self, sparsity: Option<f64>) -> Option<ScalingLimit<'_>> {
         let fastest = self.by_gpus(sparsity);
-        let pays = |pair: &&[&OutlookPoint]| {
+        let pays = |pair: &&[&ResultChoice]| {
             let doublings = (pair[1].gpus as f64 / pair[0].gpus as f64).log2();
             pair[0].hours / pair[1].hours >= DOUBLING_PAYS.powf(doublings)
         };
