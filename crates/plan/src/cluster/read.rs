@@ -89,6 +89,12 @@ impl Cluster {
             return Err(wrong("node.devices", "at least 1", 0));
         }
         self.node.link.iter().try_for_each(|link| link.check("node.link"))?;
+        let link = self.node.link();
+        for (field, number) in [("contention", link.contention), ("straggle", link.straggle)] {
+            if number > 0.0 {
+                return Err(wrong(&format!("node.link.{field}"), "a field of `network`", number));
+            }
+        }
         self.network.iter().try_for_each(|network| network.check("network"))
     }
 }
@@ -185,6 +191,8 @@ mod tests {
         assert!(said("efficiency = [", "efficiency = [[9.0, 1.0], ").contains("ascending sizes"));
         insta::assert_snapshot!(said("halo_us = 200.0", "halo_us = -1.0"), @"`node.link.halo_us` must be a number of at least 0, got -1");
         insta::assert_snapshot!(said("[device]", "nodes = 0\n[device]"), @"`nodes` must be at least 1, got 0");
+        let of_network = said("halo_us = 200.0", "straggle = 0.1");
+        insta::assert_snapshot!(of_network, @"`node.link.straggle` must be a field of `network`, got 0.1");
         for field in ["meet_us", "turn_us", "contention", "straggle"] {
             let said = said("gb_per_s = 50.0\n", &format!("gb_per_s = 50.0\n{field} = -1.0\n"));
             assert_eq!(said, format!("`node.link.{field}` must be a number of at least 0, got -1"));
