@@ -11,7 +11,7 @@ use super::table::aligned;
 pub fn explained(best: &Estimate, cluster: &Cluster) -> String {
     let gb = |bytes: f64| format!("{:.2}", bytes / 1e9);
     let (total, room) = (best.memory.total() as f64, cluster.memory() as f64);
-    let Ok(Value::Object(categories)) = serde_json::to_value(&best.memory) else { return String::new() };
+    let Ok(Value::Object(categories)) = serde_json::to_value(best.memory) else { return String::new() };
     let mut parts: Vec<(String, f64)> = categories
         .into_iter()
         .filter_map(|(name, bytes)| Some((name, bytes.as_f64().filter(|bytes| *bytes > 0.0)?)))
