@@ -7,9 +7,12 @@ mod apply;
 mod calibrate;
 mod compare;
 mod curve;
+mod engines;
+mod memory;
 mod output_files;
 mod ranges;
 mod record;
+mod sparsities;
 mod table;
 mod time_to_result;
 mod trace;
@@ -25,17 +28,20 @@ use espalier_plan::config::{Override, RunFile, RunTable};
 use espalier_plan::engine::EngineProfile;
 use espalier_plan::search::{LayoutSearch, SearchConstraints, SearchResult};
 use espalier_plan::simulate::{LayoutRecord, Simulation};
+use espalier_plan::spec::Precision;
 use espalier_plan::{Error as PlanError, Plan};
 use espalier_train::{Error, StatePeak};
 use serde_json::{Value, json};
 
+use crate::output::print_err;
 use crate::progress::state_peak;
 use crate::run_file::{conflict, in_file, open, resolve};
 use crate::setting::setting;
 use crate::spinner::Spinner;
 use crate::{local_cluster, output};
+use compare::DeviceSweep;
 use output_files::OutputFiles;
-use ranges::{gigabytes, powers, sparsities, sparsity};
+use ranges::{gigabytes, powers, sparsity};
 use record::record;
 pub use table::seconds;
 use time_to_result::ResultArguments;
@@ -51,6 +57,8 @@ Examples:
       --layout tensor=8,recompute=block
   espalier plan runs/gpt3-13b.toml --cluster summit --sweep gpus=64..2048 \\
       --svg scaling.svg
+  espalier plan runs/gpt3-13b.toml --cluster summit --sweep gpus=256..2048 \\
+      --engine sputnik,deepspeed-3d,axonn,samo --svg samo.svg
   espalier plan runs/gpt3-13b.toml --fits 80GB --gpus 8
   espalier plan runs/pipeline.toml --gpus 4 --layout pipeline=4 --trace plan.json
   espalier plan runs/hello.toml --gpus 2 --apply hello-2.toml
@@ -74,9 +82,16 @@ pub struct PlanArguments {
         help_heading = "Search"
     )]
     gpus: Vec<usize>,
-    /// Training system to model: espalier, axonn, samo, megatron or fsdp.
-    #[arg(long, value_name = "NAME", default_value = "espalier", help_heading = "Search")]
-    engine: String,
+    /// Training system to model: espalier, axonn, samo, sputnik, deepspeed-3d, megatron (2021), megatron-core
+    /// or fsdp; with --sweep a list, which gives a column and a curve for each.
+    #[arg(
+        long,
+        value_name = "NAME[,NAME...]",
+        value_delimiter = ',',
+        default_value = "espalier",
+        help_heading = "Search"
+    )]
+    engine: Vec<String>,
     /// Constraints on the search, as in `data=32,tensor=2,micro_batch=4,recompute=block,schedule=1f1b`.
     #[arg(
         long,
@@ -110,6 +125,9 @@ pub struct PlanArguments {
     /// Check whether the run fits in devices with this much memory, as in 80GB.
     #[arg(long, value_name = "SIZE", help_heading = "Search")]
     fits: Option<String>,
+    /// Show what the memory of the best layout is made of.
+    #[arg(long, conflicts_with_all = ["fits", "sweep"], help_heading = "Search")]
+    explain_memory: bool,
     /// Write a run file with the best layout.
     #[arg(long, value_name = "FILE", conflicts_with = "fits", help_heading = "Files")]
     apply: Option<PathBuf>,
@@ -123,8 +141,8 @@ pub struct PlanArguments {
     /// Refit the rates of a cluster file to the measured step times of these runs
     /// [cluster file: that of --cluster, or cluster.toml, or the built-in one].
     #[arg(long, value_name = "RUN_FOLDER", num_args = 1.., conflicts_with_all = ["run_file", "gpus", "engine", "layout", "overrides",
-        "sparsity", "top", "compare", "sweep", "svg", "fits", "apply", "trace", "force", "study",
-        "steps_to_result", "tokens", "batches", "price_per_gpu_hour", "save"], help_heading = "Calibration")]
+        "sparsity", "top", "compare", "sweep", "svg", "fits", "explain_memory", "apply", "trace", "force",
+        "study", "steps_to_result", "tokens", "batches", "price_per_gpu_hour", "save"], help_heading = "Calibration")]
     calibrate: Vec<PathBuf>,
     /// Output cluster file [default: the one that was refitted, or cluster.toml].
     #[arg(short, long, value_name = "FILE", requires = "calibrate", help_heading = "Calibration")]
@@ -161,6 +179,8 @@ struct PlanRequest<'a> {
     plan: Plan,
     cluster: Cluster,
     engine: EngineProfile,
+    /// All that were named, where they are several.
+    engines: Vec<EngineProfile>,
     fixed: SearchConstraints,
     outputs: OutputFiles,
 }
@@ -178,11 +198,9 @@ impl<'a> PlanRequest<'a> {
         if let Some(price) = arguments.result.price_per_gpu_hour {
             cluster.price_per_gpu_hour = Some(price);
         }
-        let unknown = |hint: Option<&str>| {
-            let names = EngineProfile::ALL.map(|engine| engine.name).join(", ");
-            wrong("--engine", &names, &arguments.engine, hint)
-        };
-        let engine = EngineProfile::named(&arguments.engine).map_err(unknown)?;
+        let engines = engines::named(arguments)?;
+        let engine = engines[0];
+        arguments.compare.iter().try_for_each(|kind| compare::check(kind))?;
         let run = match (&arguments.run_file, arguments.result.study()) {
             (None, Some(folder)) => {
                 time_to_result::study_run(folder)?.with(&arguments.overrides).map_err(Error::Plan)?
@@ -193,8 +211,9 @@ impl<'a> PlanRequest<'a> {
         let fraction = fraction.map(sparsity).transpose()?;
         let plan = resolved(&run, arguments, fraction)?;
         let fixed = SearchConstraints::parse(&arguments.layout).map_err(Error::Plan)?;
+        note_fp16(&cluster, &plan, &engine);
         let outputs = OutputFiles::open(arguments)?;
-        Ok(PlanRequest { arguments, run, plan, cluster, engine, fixed, outputs })
+        Ok(PlanRequest { arguments, run, plan, cluster, engine, engines, fixed, outputs })
     }
 
     fn answer(&self) -> Result<Value> {
@@ -204,6 +223,7 @@ impl<'a> PlanRequest<'a> {
         match (&self.arguments.fits, &self.arguments.sparsity) {
             (Some(_), _) => self.fits(),
             (None, Some(range)) if range.contains("..") => self.sparsities(range),
+            _ if self.engines.len() > 1 => engines::sweep(self),
             _ => self.tables(),
         }
     }
@@ -266,6 +286,9 @@ impl<'a> PlanRequest<'a> {
             }
             output::on_standard_output(format_args!("{}", table::advice(&advice, first)));
             value["why"] = why.into();
+            if self.arguments.explain_memory {
+                output::on_standard_output(format_args!("{}\n", memory::explained(first, &self.cluster)));
+            }
             if !self.arguments.compare.is_empty() {
                 value["compare"] = compare::compare(self, number)?;
             }
@@ -295,7 +318,9 @@ impl<'a> PlanRequest<'a> {
                 }
             }
             if let Some(output) = &self.outputs.svg {
-                curve::draw(self, &best, compared, output)?;
+                let planned = DeviceSweep { name: "planned".into(), points: best };
+                let curves = if compared.is_empty() { vec![planned] } else { compared };
+                curve::draw(self, &devices, curves, output)?;
             }
         }
         Ok(match all.len() {
@@ -327,47 +352,6 @@ impl<'a> PlanRequest<'a> {
                 "{name} prunes after the first step: memory is that of dense state. On one device, {peak}."
             )
         })
-    }
-
-    /// The best layout at each of some sparsities.
-    fn sparsities(&self, range: &str) -> Result<Value> {
-        let (from, to) = sparsities(range)?.into_inner();
-        let of_one = [
-            ("--trace", self.arguments.trace.is_some(), "shows one layout"),
-            ("--apply", self.arguments.apply.is_some(), "writes one layout"),
-            ("--svg", self.arguments.svg.is_some(), "plots a sweep over devices"),
-        ];
-        if let Some((option, _, does)) = of_one.into_iter().find(|(_, given, _)| *given) {
-            let problem = format!("{does}, but `--sparsity` is a range");
-            return Err(conflict(option, &problem).into());
-        }
-        let number = self.devices()?[0];
-        let fractions: Vec<f64> =
-            (0..).map(|i| from + 0.05 * f64::from(i)).take_while(|fraction| *fraction <= to + 1e-9).collect();
-        let mut rows = Vec::new();
-        let mut spinner = Spinner::new(fractions.len());
-        for fraction in fractions {
-            spinner.next(&format!("searching layouts at a sparsity of {fraction:.2}"));
-            let plan = resolved(&self.run, self.arguments, Some(fraction))?;
-            rows.push((fraction, self.search(&plan, number)?.ranked.into_iter().next()));
-        }
-        drop(spinner);
-        output::on_standard_output(format_args!(
-            "{}",
-            table::sparsities(&self.plan, &self.cluster, number, &rows)
-        ));
-        let sweep: Vec<Value> = rows
-            .iter()
-            .map(|(fraction, best)| {
-                let mut value =
-                    best.as_ref().map_or(json!({ "fits": false }), |best| record(best, &self.plan));
-                value["sparsity"] = (*fraction).into();
-                value
-            })
-            .collect();
-        let mut value = self.head(number);
-        value["sweep"] = sweep.into();
-        Ok(value)
     }
 
     /// Whether pruning makes state smaller: the engine can, and nobody has decided otherwise.
@@ -486,6 +470,18 @@ fn with_sparsity(run: &RunTable, path: &Path, sparsity: Option<f64>) -> Result<R
             read(&pruned.with(&[Override::sparsity(fraction)]).map_err(Error::Plan)?)?
         }
     })
+}
+
+/// That a device without bf16 is planned by its fp16, which this program does not train in.
+fn note_fp16(cluster: &Cluster, plan: &Plan, engine: &EngineProfile) {
+    let device = &cluster.device;
+    let halves = plan.storage.precision == Precision::Bf16 && device.bf16.is_none() && device.fp16.is_some();
+    if halves && engine.is_ours() {
+        print_err!(
+            "note: {} has no bf16; times are by its fp16, in which espalier does not train",
+            device.name
+        );
+    }
 }
 
 fn wrong(field: &str, expected: &str, got: &str, hint: Option<&str>) -> Error {

@@ -1,8 +1,9 @@
 //! Published training times against what the planner predicts, each through the engine that made them.
 //!
-//! `cargo bench -p espalier-plan --bench published [-- mosaic|megatron|samo] [-- --fit]`: with `--fit` the
-//! constants of the cluster file and of the engine that stand in `tables` are fitted to the rows, and what
-//! comes out is printed.
+//! `cargo bench -p espalier-plan --bench published [-- mosaic|megatron|samo|spatial] [-- --fit|--leave-out]`: with
+//! `--fit` the constants of the cluster file and of the engine that are in use are fitted to the rows, and what
+//! comes out is printed; with `--leave-out` they are fitted to all sets of rows but one, for each set, and the
+//! errors of that one are printed.
 
 #[path = "published/fit.rs"]
 mod fit;
@@ -11,26 +12,32 @@ mod tables;
 
 use espalier_plan::cluster::builtin;
 use espalier_plan::engine::EngineProfile;
-use espalier_plan::schedule::ScheduleName;
-use espalier_plan::simulate::{Candidate, Estimate, Simulation};
-use espalier_plan::spec::RecomputeMode;
-use tables::{PRUNED, Table, fastest, megatron, mosaic, plan, samo};
+use espalier_plan::simulate::{Estimate, Simulation};
+use tables::{PRUNED, Table, megatron, mosaic, plan, samo, searched, spatial};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let fit = arguments.iter().any(|word| word == "--fit");
+    let leave_out = arguments.iter().any(|word| word == "--leave-out");
+    let report = |table: Table| if leave_out { leave_sets_out(table) } else { report(table, fit) };
     let wanted = |name: &str| {
         arguments.iter().all(|word| word.starts_with("--")) || arguments.iter().any(|word| word == name)
     };
     if wanted("mosaic") {
-        report(mosaic(), fit);
+        report(mosaic());
     }
     if wanted("megatron") {
-        report(megatron(), fit);
+        report(megatron());
     }
     if wanted("samo") {
-        report(samo(), fit);
+        report(samo());
         samo_breakdown();
+    }
+    if wanted("spatial") {
+        println!("## A tiled convolution, V100: times as fast as one, published and predicted");
+        for (side, gpus, [seen, said]) in spatial() {
+            println!("{side} x {side} on {gpus}: {seen:.2} {said:.2} {:+.1} %", 100.0 * (said / seen - 1.0));
+        }
     }
 }
 
@@ -68,6 +75,23 @@ fn report(mut table: Table, fit: bool) {
     }
 }
 
+/// The errors of each set of rows where constants were fitted to the others.
+fn leave_sets_out(mut table: Table) {
+    println!("## {}, one set left out of the fit at a time", table.name);
+    let mut sets: Vec<String> = table.rows.iter().map(|row| row.set.clone()).collect();
+    sets.dedup();
+    let (cluster, engine) = (table.cluster.clone(), table.engine);
+    for set in sets {
+        (table.cluster, table.engine) = (cluster.clone(), engine);
+        table.rows.iter_mut().for_each(|row| row.held_out = row.set == set);
+        table.fit();
+        let left: Vec<_> = table.rows.iter().filter(|row| row.held_out).collect();
+        let error = |row: &&&tables::Row| (table.predict(row) / row.seconds - 1.0).abs();
+        let mean = left.iter().map(|row| error(&row)).sum::<f64>() / left.len() as f64;
+        println!("{set}: {} rows, mean {:.1} %", left.len(), 100.0 * mean);
+    }
+}
+
 /// The fraction of pairs in the same order, less that of pairs in the other.
 fn tau(a: &[f64], b: &[f64]) -> f64 {
     let mut sum = 0.0;
@@ -91,14 +115,7 @@ fn samo_breakdown() {
     for (gpus, paper) in published {
         let found = [(EngineProfile::AXONN, ""), (EngineProfile::SAMO, PRUNED)].map(|(engine, pruned)| {
             let plan = plan(32, 2560, 32, 50257, 2048, 512, pruned);
-            let on = Candidate {
-                data: gpus,
-                recompute: RecomputeMode::Block,
-                schedule: ScheduleName::Axonn,
-                ..Candidate::single_rank(1)
-            };
-            let on = Candidate { compressed: !pruned.is_empty(), ..on };
-            fastest(&Simulation::new(&plan, &summit, engine), &on)
+            searched(&Simulation::new(&plan, &summit, engine), gpus)
         });
         let [dense, samo] = &found;
         let kinds = |estimate: &Estimate| {

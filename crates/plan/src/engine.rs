@@ -2,7 +2,9 @@
 //!
 //! Ours is exact: its memory is what [`memory`](crate::memory) predicts and the ledger measures. The others
 //! are what their papers say of them, so that published runs can be predicted through the engine that made
-//! them.
+//! them. `profiles` has the numbers of each.
+
+mod profiles;
 
 use crate::edit_distance::nearest;
 use crate::schedule::ScheduleName;
@@ -25,16 +27,20 @@ pub struct EngineProfile {
     pub passes: f64,
     /// The fraction of a message between stages during which neither end computes.
     pub blocking: f64,
-    /// What its all-reduces over replicas reach of the rate of what they travel over.
-    pub all_reduce_efficiency: f64,
     /// Whether gradient all-reduces start within the last backward pass.
     pub overlaps_all_reduce: bool,
     /// Whether each stage has an equal fraction of the model's time, as its authors reckon, or whole blocks.
     pub even_stages: bool,
-    /// Whether weights are sharded over replicas and gathered block by block (ZeRO-3),
-    pub gathers_weights: bool,
-    /// and the fraction of a block's computing that hides the gathering of the next.
-    pub hides: f64,
+    /// Whether it takes the fewest stages that fit, as its authors do, or as many as are fastest.
+    pub fewest_stages: bool,
+    /// What replicas can shard (ZeRO), the least of it first.
+    pub zero: &'static [u8],
+    /// Where weights are sharded and gathered block by block (ZeRO-3): the fraction of a block's computing that
+    /// hides the gathering of the next, within a node and between nodes.
+    pub hides: [f64; 2],
+    /// How many times as long as a dense product one of pruned weights takes: sparse kernels skip zeros, and
+    /// are still slower.
+    pub sparse_products: f64,
     /// Bytes that handling a weight's gradient moves in every micro-batch, of each weight and of each kept one.
     pub sink: [f64; 2],
     /// Whether recomputing attention begins with the linear layer that makes queries, keys and values, or
@@ -48,7 +54,7 @@ pub struct EngineProfile {
     pub recomputes: &'static [RecomputeMode],
 }
 
-/// Bytes for each weight, in mixed precision with Adam.
+/// Bytes for each weight, in mixed precision with Adam, whose two moments are 8 of them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum EngineState {
     /// As the plan predicts them, to the byte.
@@ -59,7 +65,8 @@ pub enum EngineState {
         weight: f64,
         /// of every kept one,
         kept: f64,
-        /// of these what replicas may shard: exact weights and moments (ZeRO-1),
+        /// of these, or of all where no kept ones are counted, what replicas may shard: exact weights and
+        /// moments (ZeRO-1),
         shared: f64,
         /// and what of its gradient is all-reduced over replicas.
         summed: f64,
@@ -67,6 +74,14 @@ pub enum EngineState {
 }
 
 impl EngineState {
+    /// Of an optimizer with so many moments instead of Adam's two.
+    pub fn with_moments(self, moments: u64) -> EngineState {
+        let EngineState::Bytes { weight, kept, shared, summed } = self else { return self };
+        let fewer = 4.0 * (2.0 - moments as f64);
+        let (weight, kept) = if kept > 0.0 { (weight, kept - fewer) } else { (weight - fewer, kept) };
+        EngineState::Bytes { weight, kept, shared: shared - fewer, summed }
+    }
+
     /// Bytes of so many weights, of which so many have gradients and state, where so many replicas shard what
     /// `zero` says; none where the plan predicts them itself.
     pub fn bytes(&self, all: f64, stored: f64, zero: u8, replicas: usize) -> Option<f64> {
@@ -94,14 +109,10 @@ pub enum EngineStash {
 /// How attention is computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum AttentionKernel {
-    /// This program's, without ever writing the scores down: as fast as the cluster's file says.
-    Ours,
-    /// Without ever writing the scores down.
+    /// Without ever writing the scores down: as fast as the cluster's file says of its devices, times this.
     Fused {
-        /// The flops that it does of all positions by all positions.
-        flops: f64,
-        /// What it reaches of a product's rate.
-        efficiency: f64,
+        /// How fast it is beside the one that the cluster's file is of.
+        speed: f64,
     },
     /// Two products with the scores between them.
     Unfused {
@@ -111,122 +122,30 @@ pub enum AttentionKernel {
 }
 
 impl AttentionKernel {
-    /// What ours reaches of a product's rate where nobody measured it.
-    pub(crate) const OUR_EFFICIENCY: f64 = 0.5;
+    /// What a fused one reaches of a product's rate on devices of which nobody measured it.
+    pub(crate) const UNMEASURED: f64 = 0.5;
 }
 
-/// Those that some run may want: GPipe takes as long as 1F1B and holds more, Chimera's copies cost more than
-/// they hide, and the others change what is learnt.
-const SEARCHED: &[ScheduleName] = &[ScheduleName::OneFOneB, ScheduleName::Interleaved, ScheduleName::ZbH1];
-const EVERY_RECOMPUTE: &[RecomputeMode] =
-    &[RecomputeMode::None, RecomputeMode::Attention, RecomputeMode::Block];
-
 impl EngineProfile {
-    /// This program.
-    pub const ESPALIER: EngineProfile = EngineProfile {
-        name: "espalier",
-        state: EngineState::Exact,
-        stash: EngineStash::Exact,
-        workspace: 0,
-        attention: AttentionKernel::Ours,
-        passes: 1.0,
-        blocking: 0.0,
-        all_reduce_efficiency: 1.0,
-        overlaps_all_reduce: true,
-        even_stages: false,
-        gathers_weights: false,
-        hides: 1.0,
-        sink: [2.0, 8.0],
-        remakes_queries: true,
-        tensor: true,
-        schedules: SEARCHED,
-        recomputes: EVERY_RECOMPUTE,
-    };
-
-    /// AxoNN with dense state (Singh & Bhatele 2022), as SAMO's paper measures it on Summit.
-    pub const AXONN: EngineProfile = EngineProfile {
-        name: "axonn",
-        state: EngineState::Bytes { weight: 20.0, kept: 0.0, shared: 12.0, summed: 2.0 },
-        stash: EngineStash::Megatron,
-        // 80.16 GB of GPT-3 2.7B on eight GPUs are 53 GB of state and a gigabyte of activations on each; the
-        // rest is this.
-        workspace: 2_400_000_000,
-        attention: AttentionKernel::Unfused { bytes: 6.0 },
-        passes: 1.3,
-        blocking: 1.0,
-        all_reduce_efficiency: 0.27,
-        overlaps_all_reduce: false,
-        even_stages: true,
-        gathers_weights: false,
-        hides: 1.0,
-        sink: [6.0, 0.0],
-        remakes_queries: false,
-        tensor: false,
-        schedules: &[ScheduleName::Axonn],
-        recomputes: &[RecomputeMode::Block],
-    };
-
-    /// AxoNN with SAMO: 24 f + 2 bytes a weight (Singh & Bhatele 2023).
-    pub const SAMO: EngineProfile = EngineProfile {
-        name: "samo",
-        state: EngineState::Bytes { weight: 2.0, kept: 24.0, shared: 12.0, summed: 2.0 },
-        sink: [22.0, 0.0],
-        ..EngineProfile::AXONN
-    };
-
-    /// Megatron-LM (Narayanan et al. 2021, Korthikanti et al. 2022).
-    pub const MEGATRON: EngineProfile = EngineProfile {
-        name: "megatron",
-        state: EngineState::Bytes { weight: 18.0, kept: 0.0, shared: 12.0, summed: 4.0 },
-        stash: EngineStash::Megatron,
-        workspace: 0,
-        attention: AttentionKernel::Unfused { bytes: 14.0 },
-        passes: 1.0,
-        blocking: 0.32,
-        all_reduce_efficiency: 1.0,
-        overlaps_all_reduce: false,
-        even_stages: false,
-        gathers_weights: false,
-        hides: 1.0,
-        sink: [10.0, 0.0],
-        remakes_queries: false,
-        tensor: true,
-        schedules: &[ScheduleName::OneFOneB, ScheduleName::Interleaved],
-        recomputes: EVERY_RECOMPUTE,
-    };
-
-    /// PyTorch's fully sharded data parallelism under a trainer with fused attention (MosaicML's llm-foundry).
-    pub const FSDP: EngineProfile = EngineProfile {
-        name: "fsdp",
-        state: EngineState::Bytes { weight: 16.0, kept: 0.0, shared: 12.0, summed: 4.0 },
-        stash: EngineStash::Megatron,
-        workspace: 0,
-        attention: AttentionKernel::Fused { flops: 0.5, efficiency: 0.25 },
-        passes: 2.75,
-        blocking: 0.0,
-        all_reduce_efficiency: 1.0,
-        overlaps_all_reduce: true,
-        even_stages: false,
-        gathers_weights: true,
-        hides: 0.16,
-        sink: [4.0, 0.0],
-        remakes_queries: false,
-        tensor: false,
-        schedules: &[],
-        recomputes: EVERY_RECOMPUTE,
-    };
-
-    pub const ALL: [EngineProfile; 5] = [
+    pub const ALL: [EngineProfile; 8] = [
         EngineProfile::ESPALIER,
         EngineProfile::AXONN,
         EngineProfile::SAMO,
+        EngineProfile::SPUTNIK,
+        EngineProfile::DEEPSPEED_3D,
         EngineProfile::MEGATRON,
+        EngineProfile::MEGATRON_CORE,
         EngineProfile::FSDP,
     ];
 
     /// Whether it is this program, perhaps with another form of state.
     pub fn is_ours(&self) -> bool {
         self.name == EngineProfile::ESPALIER.name
+    }
+
+    /// Whether all that replicas have is sharded, and gathered block by block.
+    pub fn gathers_weights(&self) -> bool {
+        self.zero == [3]
     }
 
     /// Whether it can keep gradients and state of kept weights alone.
@@ -257,6 +176,11 @@ mod tests {
         assert!((bytes(EngineProfile::AXONN, 1.0, 0) - 20.0).abs() < 1e-12);
         assert!((bytes(EngineProfile::SAMO, 0.1, 1) - (4.4 - 1.2 * 15.0 / 16.0)).abs() < 1e-12);
         assert!((bytes(EngineProfile::FSDP, 1.0, 3) - 1.0).abs() < 1e-12);
+        // A velocity instead of two moments: four bytes less of what has state.
+        let momentum =
+            |engine: EngineProfile, stored| engine.state.with_moments(1).bytes(1.0, stored, 0, 1).unwrap();
+        assert!((momentum(EngineProfile::AXONN, 1.0) - 16.0).abs() < 1e-12);
+        assert!((momentum(EngineProfile::SAMO, 0.1) - 4.0).abs() < 1e-12);
         assert_eq!(EngineProfile::ESPALIER.state.bytes(1.0, 0.1, 0, 1), None);
         assert!(
             EngineProfile::SAMO.compresses()

@@ -5,7 +5,8 @@
 #[allow(dead_code, reason = "the program that prints them uses the rest")]
 mod tables;
 
-use tables::{Table, megatron, mosaic, samo};
+use espalier_plan::simulate::Accuracy;
+use tables::{Table, megatron, mosaic, samo, spatial};
 
 /// Errors of the rows that constants were fitted without, or with.
 fn errors(table: &Table, held_out: bool) -> Vec<f64> {
@@ -34,11 +35,36 @@ fn megatron_on_a100() {
     }
 }
 
-/// Dense and pruned, in all eight cells.
+/// AxoNN, SAMO and Sputnik in all twelve cells; DeepSpeed-3D, whose layouts are not published, a little further off.
 #[test]
 fn samo_on_summit() {
-    for held_out in [false, true] {
-        let errors = errors(&samo(), held_out);
-        assert!(errors.iter().all(|error| *error < 0.15), "{errors:?}");
+    let table = samo();
+    for row in &table.rows {
+        let (error, most) = (
+            (table.predict(row) / row.seconds - 1.0).abs(),
+            if row.name.starts_with("deepspeed") { 0.2 } else { 0.1 },
+        );
+        assert!(error < most, "{}: {error}", row.name);
+    }
+}
+
+/// Halos cost as much on small images as was measured.
+#[test]
+fn tiles_of_a_convolution_on_v100() {
+    for (side, gpus, [seen, said]) in spatial() {
+        assert!((said / seen - 1.0).abs() < 0.15, "{side} on {gpus}: {seen} {said}");
+    }
+}
+
+/// Nine of ten rows that constants were not fitted to are within the error bar of their engine.
+#[test]
+fn error_bars_are_what_held_out_rows_show() {
+    for (table, (engines, bar)) in [mosaic(), megatron(), samo()].iter().zip(Accuracy::PUBLISHED) {
+        let errors = errors(table, true);
+        let within = errors.iter().filter(|error| **error <= bar.error).count();
+        assert!(10 * within >= 9 * errors.len(), "{engines:?}: {errors:?}");
+        // And not much wider than they have to be.
+        let most = errors.iter().filter(|error| **error <= bar.error).fold(0.0, |a: f64, b| a.max(*b));
+        assert!(most > 0.6 * bar.error, "{engines:?}: {most}");
     }
 }

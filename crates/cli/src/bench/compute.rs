@@ -161,7 +161,8 @@ impl BenchDevices {
         let memory = self.memory_rates(sheet, rows)?;
         let [memory_gb, reserved_gb] = self.memory()?;
         let name = self.device_name();
-        Ok(cluster::DeviceSpec { name, memory_gb, reserved_gb, launch_us, bf16: bf16?, f32: f32?, memory })
+        let (bf16, fp16) = (Some(bf16?), None);
+        Ok(cluster::DeviceSpec { name, memory_gb, reserved_gb, launch_us, bf16, fp16, f32: f32?, memory })
     }
 
     /// Products, and convolutions and attention held against them.
@@ -376,7 +377,7 @@ fn summary(device: &cluster::DeviceSpec) -> String {
         device.reserved_gb,
         device.launch_us,
         matrix("f32", &device.f32),
-        matrix("bf16", &device.bf16),
+        device.bf16.as_ref().map_or(String::new(), |rates| matrix("bf16", rates)),
         memory.gb_per_s,
         points(&memory.efficiency, "MB"),
         memory.bf16,
@@ -403,7 +404,7 @@ mod tests {
         );
         let read = cluster::Cluster::parse(&text).unwrap();
         assert_eq!(read.device, device);
-        for matrix in [&device.f32, &device.bf16] {
+        for matrix in [Some(&device.f32), device.bf16.as_ref()].into_iter().flatten() {
             assert_eq!(matrix.efficiency.len(), 2);
             assert!(
                 matrix.efficiency.iter().all(|[_, fraction]| *fraction > 0.0 && *fraction <= 1.0),

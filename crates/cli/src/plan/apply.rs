@@ -19,9 +19,11 @@ const MARK: &str = " by `espalier plan`: ";
 /// Finds out whether it can be written. The run file that is planned for, and others that were not written
 /// here, are not written over unless that is asked for.
 pub fn open(arguments: &PlanArguments, file: &Path) -> Result<OutputFile> {
-    if arguments.engine != "espalier" {
-        let problem =
-            format!("writes a run file of this program, but `--engine` is \"{}\"", arguments.engine);
+    if arguments.engine != ["espalier"] {
+        let problem = format!(
+            "writes a run file of this program, but `--engine` is \"{}\"",
+            arguments.engine.join(",")
+        );
         return Err(conflict("--apply", &problem).into());
     }
     if !arguments.force {

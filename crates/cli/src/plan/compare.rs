@@ -20,7 +20,6 @@ const KINDS: [&str; 3] = ["dense", "samo", "espalier"];
 pub fn compare(request: &PlanRequest, devices: usize) -> Result<Value> {
     let mut found = Vec::new();
     for kind in &request.arguments.compare {
-        check(kind)?;
         found.push((kind.as_str(), best(request, &request.plan, kind, devices)?));
     }
     let dense = match found.iter().find(|(kind, _)| *kind == "dense") {
@@ -58,7 +57,6 @@ pub struct DeviceSweep {
 /// The best layouts of each kind; those that do not fit are left out.
 pub fn sweeps(request: &PlanRequest, devices: &[usize]) -> Result<Vec<DeviceSweep>> {
     let of_kind = |kind: &String| {
-        check(kind)?;
         let mut points = Vec::new();
         for number in devices {
             points.extend(best(request, &request.plan, kind, *number)?.map(|best| (*number, best)));
@@ -69,7 +67,8 @@ pub fn sweeps(request: &PlanRequest, devices: &[usize]) -> Result<Vec<DeviceSwee
 }
 
 impl DeviceSweep {
-    fn at(&self, devices: usize) -> Option<&Estimate> {
+    /// The best layout of so many devices.
+    pub fn at(&self, devices: usize) -> Option<&Estimate> {
         self.points.iter().find(|(number, _)| *number == devices).map(|(_, best)| best)
     }
 }
@@ -104,7 +103,8 @@ pub fn sweep_text(devices: &[usize], sweeps: &[DeviceSweep]) -> String {
     aligned(&rows)
 }
 
-fn check(kind: &str) -> Result<()> {
+/// That a kind is one.
+pub fn check(kind: &str) -> Result<()> {
     match KINDS.contains(&kind) {
         true => Ok(()),
         false => Err(wrong("--compare", &KINDS.join(", "), kind, None).into()),

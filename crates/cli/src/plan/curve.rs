@@ -9,17 +9,14 @@ use super::compare::DeviceSweep;
 use crate::output::print_err;
 use crate::output_file::OutputFile;
 
-/// Draws it into a file: one curve, or one for each form of state that is compared.
+/// Draws it into a file: a curve for each form of state, or engine, that is compared. That of engines is drawn
+/// with recomputed FLOPs, as their papers have it.
 pub fn draw(
     request: &PlanRequest,
-    best: &[(usize, Estimate)],
-    mut compared: Vec<DeviceSweep>,
+    devices: &[usize],
+    compared: Vec<DeviceSweep>,
     output: &OutputFile,
 ) -> Result<()> {
-    let devices: Vec<usize> = best.iter().map(|(number, _)| *number).collect();
-    if compared.is_empty() {
-        compared.push(DeviceSweep { name: "planned".into(), points: best.to_vec() });
-    }
     let plot = |title: &str, y: PlotAxis, of: &dyn Fn(&Estimate) -> f64| {
         let ticks = devices.iter().map(|number| (*number as f64, number.to_string())).collect();
         let mut plot = Plot::new(title, PlotAxis::log("devices").with_ticks(ticks), y);
@@ -30,12 +27,20 @@ pub fn draw(
         plot
     };
     let time = plot("Step time", PlotAxis::log("seconds"), &|estimate| estimate.step_seconds);
-    let used =
-        plot("Model FLOPs utilization (MFU)", PlotAxis::log("%"), &|estimate| estimate.model_percent_of_peak);
+    let engines: Vec<&str> = request.engines.iter().map(|engine| engine.name).collect();
+    let used = match engines.len() {
+        1 => plot("Model FLOPs utilization (MFU)", PlotAxis::log("%"), &|estimate| {
+            estimate.model_percent_of_peak
+        }),
+        _ => {
+            plot("Hardware FLOPs utilization (HFU)", PlotAxis::log("%"), &|estimate| estimate.percent_of_peak)
+        }
+    };
     let figure = Figure::new(format!("{} on {}", request.plan.model.name, request.cluster.name))
         .with_subtitle(format!(
             "batch {}, the fastest layout that fits at each size, engine {}",
-            request.plan.batch.samples, request.engine.name
+            request.plan.batch.samples,
+            engines.join(", ")
         ))
         .with(time)
         .with(used.with(Guide::horizontal("peak", 100.0)));

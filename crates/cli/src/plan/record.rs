@@ -13,6 +13,7 @@ pub fn record(estimate: &Estimate, plan: &Plan) -> Value {
         "memory_bytes": memory.total(),
         "memory": memory,
         "step_seconds": estimate.step_seconds,
+        "accuracy": estimate.accuracy,
         "percent_of_peak": estimate.percent_of_peak,
         "model_percent_of_peak": estimate.model_percent_of_peak,
         "breakdown": estimate.breakdown,

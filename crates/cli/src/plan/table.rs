@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use espalier_plan::Plan;
 use espalier_plan::cluster::Cluster;
 use espalier_plan::search::{Advice, SearchResult};
-use espalier_plan::simulate::{Breakdown, Candidate, Estimate};
+use espalier_plan::simulate::{Accuracy, Breakdown, Candidate, Estimate};
 
 use crate::output;
 use crate::text_table::TextTable;
@@ -28,14 +28,37 @@ pub fn ranked(plan: &Plan, cluster: &Cluster, engine: &str, devices: usize, foun
     let mut rows = vec![["layout", "GB", "step", "HFU", "MFU", "time breakdown"].map(String::from).to_vec()];
     rows.extend(found.ranked.iter().map(row));
     text += &aligned(&rows);
-    text
+    text + &bar(&found.ranked)
+}
+
+/// What the error bars of a table are, or that there are none.
+fn bar(ranked: &[Estimate]) -> String {
+    match ranked.first().map(|first| first.accuracy) {
+        Some(Some(Accuracy { error, set })) => {
+            format!("\n± {:.0} %: nine of ten predictions for {set} were within it.\n", 100.0 * error)
+        }
+        Some(None) => {
+            "\nNot measured: no layout of this kind has run, so that nobody knows how far off this is.\n"
+                .into()
+        }
+        None => String::new(),
+    }
+}
+
+/// The time of a step, with its error bar.
+pub fn step(estimate: &Estimate) -> String {
+    let time = seconds(estimate.step_seconds);
+    match estimate.accuracy {
+        Some(Accuracy { error, .. }) => format!("{time} ± {:.0} %", 100.0 * error),
+        None => format!("{time}, not measured"),
+    }
 }
 
 fn row(estimate: &Estimate) -> Vec<String> {
     vec![
         estimate.candidate.to_string(),
         format!("{:.2}", estimate.memory.total() as f64 / 1e9),
-        seconds(estimate.step_seconds),
+        step(estimate),
         format!("{:.1} %", estimate.percent_of_peak),
         format!("{:.1} %", estimate.model_percent_of_peak),
         fractions(&estimate.breakdown),
@@ -78,7 +101,7 @@ pub fn curve(plan: &Plan, cluster: &Cluster, engine: &str, best: &[(usize, Estim
         let faster = base / estimate.step_seconds;
         rows.push(vec![
             devices.to_string(),
-            seconds(estimate.step_seconds),
+            step(estimate),
             format!("{:.1}", plan.batch.samples as f64 / estimate.step_seconds),
             format!("{:.1} %", estimate.percent_of_peak),
             format!("{faster:.2}x of {:.0}x", *devices as f64 / first as f64),
@@ -86,7 +109,7 @@ pub fn curve(plan: &Plan, cluster: &Cluster, engine: &str, best: &[(usize, Estim
         ]);
     }
     text += &aligned(&rows);
-    text
+    text + &bar(&best.iter().map(|(_, estimate)| estimate.clone()).collect::<Vec<_>>())
 }
 
 /// The best layout for each sparsity.

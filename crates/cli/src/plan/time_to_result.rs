@@ -85,11 +85,14 @@ impl ResultArguments {
                 ("--compare", !arguments.compare.is_empty()),
                 ("--apply", arguments.apply.is_some()),
                 ("--trace", arguments.trace.is_some()),
+                ("--explain-memory", arguments.explain_memory),
+                ("--engine", arguments.engine.len() > 1),
             ],
         };
         let Some((option, _)) = given.into_iter().find(|(_, given)| *given) else { return Ok(()) };
         let problem = match self.is_asked() {
             false => "is for a time to result: add --study, --steps-to-result or --tokens",
+            true if option == "--engine" => "is a list, and a time to result is of one training system",
             true => "is for one batch and one sparsity, and not for a time to result",
         };
         Err(conflict(option, problem).into())

@@ -97,6 +97,35 @@ fn what_is_applied_is_what_train_takes() {
     assert_eq!(axes.iter().product::<u64>(), 2, "{layout}");
 }
 
+/// All lines of SAMO's strong scaling in one command, and drawn.
+#[test]
+fn several_engines_are_compared_over_devices() {
+    let folder = TestDir::new();
+    let picture = folder.join("engines.svg");
+    let asked = format!(
+        "{GPT3} --sweep gpus=1024..1024 --engine sputnik,axonn,samo --layout micro_batch=1 --svg {}",
+        picture.display()
+    );
+    let figures = figures(&asked);
+    let engines = &figures["sweep"][0]["engines"];
+    let share = |name: &str| engines[name]["percent_of_peak"].as_f64().unwrap();
+    assert!(share("sputnik") < share("axonn") && share("axonn") < share("samo"), "{engines}");
+    assert_eq!(engines["samo"]["accuracy"]["error"], 0.12);
+    assert!(fs::read_to_string(&picture).unwrap().contains("Hardware FLOPs utilization"));
+}
+
+/// What has an error bar, what has none, and what memory is made of.
+#[test]
+fn predictions_say_how_far_they_may_be_off() {
+    let asked = "runs/hello.toml --gpus 1 --layout micro_batch=4 --top 1 --explain-memory";
+    let output = plan(asked);
+    assert!(stdout(&output).contains(" ± 19 %"), "{}", stdout(&output));
+    let rows = ["memory of a device", "activations", "total", "left"];
+    assert!(rows.iter().all(|row| stdout(&output).contains(row)), "{}", stdout(&output));
+    let several = plan("runs/hello.toml --cluster h200-node --gpus 2 --top 1");
+    assert!(stdout(&several).contains(", not measured"), "{}", stdout(&several));
+}
+
 #[test]
 fn sweeps_over_devices_and_shares() {
     let folder = TestDir::new();
@@ -130,6 +159,10 @@ fn mistakes_get_one_sentence() {
         path.display().to_string()
     };
     let zero = file("zero.toml", "gb_per_s = 50.0", "gb_per_s = 0.0");
+    let few = file("few.toml", "[device]", "nodes = 2\n[device]");
+    let halves = fs::read_to_string(root().join("clusters/summit.toml")).unwrap();
+    let halves = &halves[halves.find("[device.fp16]").unwrap()..halves.find("[device.f32]").unwrap()];
+    let plain = file("plain.toml", halves, "");
     let missing = file("missing.toml", "memory_gb = 16.0\n", "");
     for (arguments, sentence) in [
         (
@@ -138,7 +171,7 @@ fn mistakes_get_one_sentence() {
         ),
         (
             "runs/hello.toml --engine megatronn",
-            "error: `--engine` must be espalier, axonn, samo, megatron, fsdp, got \"megatronn\"; did you mean `megatron`?",
+            "error: `--engine` must be espalier, axonn, samo, sputnik, deepspeed-3d, megatron, megatron-core, fsdp, got \"megatronn\"; did you mean `megatron`?",
         ),
         ("runs/hello.toml --gpus 0", "error: `--gpus` must be at least 1, got \"0\""),
         (
@@ -166,7 +199,51 @@ fn mistakes_get_one_sentence() {
         ("runs/alexnet.toml --gpus 1000000000000", "1000000000000 devices cannot split evenly"),
         (
             "runs/hello.toml --gpus 17 --layout data=17",
-            "error: `train.batch` is 16, and no layout of 17 devices within the constraints of `--layout` splits it evenly",
+            "error: `train.batch` is 16, which 17 devices cannot split evenly",
+        ),
+        (
+            "runs/hello.toml --gpus 4 --layout data=3",
+            "error: `--layout data` leaves no layout: replicas must divide both 4 devices and the batch of 16",
+        ),
+        (
+            "runs/hello.toml --gpus 4 --layout pipeline=4,tensor=3",
+            "error: `--layout tensor` leaves no layout: tensor-parallel ranks must divide 4 devices, and are searched on up to 2 nodes",
+        ),
+        (
+            "runs/hello.toml --gpus 4 --engine fsdp --layout pipeline=2",
+            "error: `--layout pipeline` leaves no layout: engine fsdp has no pipeline",
+        ),
+        (
+            "runs/hello.toml --gpus 4 --layout micro_batch=7",
+            "error: `--layout micro_batch` leaves no layout: a micro-batch must divide the samples of a replica, of a batch of 16",
+        ),
+        (
+            "runs/hello.toml --gpus 4 --layout spatial=2",
+            "error: `--layout spatial` leaves no layout: tiles must divide 4 devices, and only images have any",
+        ),
+        (
+            "runs/hello.toml --gpus 4 --layout pipeline=8,data=3",
+            "error: `--layout` leaves no layout of 4 devices for a batch of 16: its fields contradict each other",
+        ),
+        (
+            "runs/hello.toml --gpus 2 --engine megatron,fsdp",
+            "error: `--engine` names several, which are compared over numbers of devices: add `--sweep gpus=A..B`",
+        ),
+        (
+            "runs/hello.toml --sweep gpus=1..2 --engine megatron,fsdp --apply two.toml",
+            "error: `--apply` is of one engine, but `--engine` names several",
+        ),
+        (
+            "runs/hello.toml --compare dense,sparse",
+            "error: `--compare` must be dense, samo, espalier, got \"sparse\"",
+        ),
+        (
+            &format!("runs/hello.toml --gpus 24 --cluster {few}"),
+            "error: `nodes` is 2, and 24 devices are more than the 12 that these have",
+        ),
+        (
+            &format!("runs/gpt3-13b.toml --gpus 2 --cluster {plain}"),
+            "error: `train.precision` is bf16, which V100 16 GB does not compute in",
         ),
     ] {
         let stderr = refused(plan(arguments), &[]);

@@ -9,7 +9,9 @@ use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::ops::batch_norm::{self, measure};
 
 use super::batch_norm::{NormGradients, NormInput};
-use super::{BackwardContext, BatchNorm, BatchSlice, ForwardContext, GradientParts, Layer, Mode, NormGroup, sum};
+use super::{
+    BackwardContext, BatchNorm, BatchSlice, ForwardContext, GradientParts, Layer, Mode, NormGroup, sum,
+};
 use crate::Result;
 
 /// The norm, and whom it measures with.

@@ -1,9 +1,10 @@
 //! Published training times, and the clusters and engines that predict them. For a program that prints and
 //! fits, and for a test.
 
-use espalier_plan::cluster::{Cluster, builtin};
+use espalier_plan::cluster::{Cluster, MatmulRates, builtin};
 use espalier_plan::engine::{AttentionKernel, EngineProfile};
 use espalier_plan::schedule::ScheduleName;
+use espalier_plan::search::{LayoutSearch, SearchConstraints};
 use espalier_plan::simulate::{Candidate, Estimate, Simulation};
 use espalier_plan::spec::RecomputeMode;
 use espalier_plan::{DataFacts, Plan, RunFile};
@@ -11,6 +12,8 @@ use espalier_plan::{DataFacts, Plan, RunFile};
 /// A run that somebody measured.
 pub struct Row {
     pub name: String,
+    /// What it has in common with others: of a split by sets one is left out of the fit at a time.
+    pub set: String,
     /// Whether constants were fitted without it.
     pub held_out: bool,
     pub plan: Plan,
@@ -46,15 +49,16 @@ impl Table {
     pub fn predict(&self, row: &Row) -> f64 {
         // Constants that are fitted are the table's, the form of state is the row's.
         let engine = row.engine.map_or(self.engine, |own| EngineProfile {
-            sink: own.sink,
-            state: own.state,
-            ..self.engine
+            attention: self.engine.attention,
+            passes: self.engine.passes,
+            blocking: self.engine.blocking,
+            ..own
         });
         let job = Simulation::new(&row.plan, &self.cluster, engine);
         if !row.free_stages {
             return job.estimate(&row.candidate).unwrap().step_seconds;
         }
-        fastest(&job, &row.candidate).step_seconds
+        searched(&job, row.candidate.ranks()).step_seconds
     }
 
     /// The trivial planner beside ours: one rate for all, times the bubble. The rate is that of the rows that
@@ -102,16 +106,22 @@ fn recompute(word: &str) -> RecomputeMode {
     }
 }
 
+/// Products of 16-bit numbers.
+fn halves(cluster: &mut Cluster) -> &mut MatmulRates {
+    let device = &mut cluster.device;
+    device.bf16.as_mut().or(device.fp16.as_mut()).expect("published runs are of 16 bits")
+}
+
 fn constants() -> Vec<Constant> {
     vec![
         Constant {
             name: "efficiency[2]",
-            get: |cluster, _| &mut cluster.device.bf16.efficiency[2][1],
+            get: |cluster, _| &mut halves(cluster).efficiency[2][1],
             range: [0.1, 0.85],
         },
         Constant {
             name: "largest efficiency",
-            get: |cluster, _| &mut cluster.device.bf16.efficiency.last_mut().unwrap()[1],
+            get: |cluster, _| &mut halves(cluster).efficiency.last_mut().unwrap()[1],
             range: [0.1, 0.9],
         },
         Constant {
@@ -124,13 +134,22 @@ fn constants() -> Vec<Constant> {
             get: |cluster, _| &mut cluster.node.link.as_mut().unwrap().efficiency,
             range: [0.4, 0.9],
         },
+        Constant {
+            name: "contention",
+            get: |cluster, _| &mut cluster.network.as_mut().unwrap().contention,
+            range: [0.0001, 5.0],
+        },
+        Constant {
+            name: "straggle",
+            get: |cluster, _| &mut cluster.network.as_mut().unwrap().straggle,
+            range: [0.0001, 0.1],
+        },
         Constant { name: "passes", get: |_, engine| &mut engine.passes, range: [0.8, 6.0] },
         Constant {
             name: "attention",
             get: |_, engine| match &mut engine.attention {
-                AttentionKernel::Fused { efficiency, .. } => efficiency,
+                AttentionKernel::Fused { speed } => speed,
                 AttentionKernel::Unfused { bytes } => bytes,
-                AttentionKernel::Ours => unreachable!("an engine of others"),
             },
             range: [0.1, 40.0],
         },
@@ -144,6 +163,7 @@ pub fn mosaic() -> Table {
         let (gpus, batch) = (number(6), number(8));
         Row {
             name: format!("{} s {} on {gpus}, micro-batch {}", fields[0], fields[5], fields[7]),
+            set: fields[0].into(),
             held_out: ["30b", "7b", "1b"].contains(&fields[0]),
             plan: plan(number(1), number(2), number(3), number(4), number(5), batch, ""),
             engine: None,
@@ -158,7 +178,11 @@ pub fn mosaic() -> Table {
         }
     };
     let mut constants = constants();
-    constants.push(Constant { name: "hides", get: |_, engine| &mut engine.hides, range: [0.001, 1.0] });
+    let hides: [(&str, Get); 2] = [
+        ("hides", |_, engine| &mut engine.hides[1]),
+        ("hides within a node", |_, engine| &mut engine.hides[0]),
+    ];
+    constants.extend(hides.map(|(name, get)| Constant { name, get, range: [0.001, 1.0] }));
     Table {
         name: "MosaicML, H100",
         cluster: builtin("dgx-h100").unwrap(),
@@ -175,6 +199,7 @@ pub fn megatron() -> Table {
         let (gpus, tensor, pipeline, chunks) = (number(6), number(7), number(8), number(9));
         Row {
             name: fields[0].into(),
+            set: fields[0].split_whitespace().next().unwrap().into(),
             held_out: fields[0].starts_with("Narayanan"),
             plan: plan(number(1), number(2), number(3), number(4), number(5), number(11), ""),
             engine: None,
@@ -203,13 +228,44 @@ pub fn megatron() -> Table {
     }
 }
 
-/// The fastest that fits, over numbers of stages.
-pub fn fastest(job: &Simulation, on: &Candidate) -> Estimate {
-    let tried = (1..6).map(|power| 1 << power).filter_map(|pipeline| {
-        let layout = Candidate { pipeline, data: on.data / pipeline, ..*on };
-        job.estimate(&layout).ok().filter(|found| found.fits)
-    });
-    tried.min_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds)).expect("a number of stages that fits")
+/// What the search finds for so many devices: of AxoNN and what is built into it with micro-batches of one.
+pub fn searched(job: &Simulation, devices: usize) -> Estimate {
+    let micro_batch = Some(1).filter(|_| job.engine.fewest_stages);
+    let fixed = SearchConstraints { micro_batch, ..SearchConstraints::default() };
+    let search = LayoutSearch { job, devices, fixed: &fixed, rows: 1 };
+    search.run().unwrap().ranked.into_iter().next().expect("a layout that fits")
+}
+
+/// A 3 x 3 convolution of 64 channels, batch 32, f32, tiled over V100s (Jin, Ginsburg & Keutzer 2018; Dryden et al.
+/// 2019): side, GPUs, and how many times as fast as one, published and predicted. A layer's time is what four more
+/// of it add to a network.
+pub fn spatial() -> Vec<(usize, usize, [f64; 2])> {
+    let summit = builtin("summit").unwrap();
+    let layer = |side: usize, gpus: usize| {
+        let step = |layers: usize| {
+            let conv = "  { type = \"conv\", output = 64, kernel = 3, padding = 1 },\n".repeat(layers);
+            let text = format!(
+                "[model]\nname = \"custom\"\nlayers = [\n{conv}  {{ type = \"global_avg_pool\" }}, {{ type = \"linear\" }} ]\n\
+                 [data]\nkind = \"shapes\"\n[train]\nbatch = 32\n"
+            );
+            let facts = DataFacts { image: Some((side, side, 3)), classes: Some(10), ..DataFacts::default() };
+            let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
+            let candidate = Candidate { grid: [gpus, 1], ..Candidate::single_rank(32) };
+            let job = Simulation::new(&plan, &summit, EngineProfile::ESPALIER);
+            job.estimate(&candidate).unwrap().step_seconds
+        };
+        step(6) - step(2)
+    };
+    let seen: Vec<Vec<f64>> = rows(include_str!("spatial.csv"))
+        .map(|fields| fields.iter().map(|field| field.parse().unwrap()).collect())
+        .collect();
+    let both = |row: &[f64]| row[2] + row[3];
+    let of = |row: &Vec<f64>| {
+        let (side, gpus) = (row[0] as usize, row[1] as usize);
+        let single = seen.iter().find(|one| one[0] == row[0] && one[1] == 1.0).unwrap();
+        (side, gpus, [both(single) / both(row), layer(side, 1) / layer(side, gpus)])
+    };
+    seen.iter().filter(|row| row[1] > 1.0).map(of).collect()
 }
 
 /// As SAMO's paper prunes.
@@ -219,23 +275,22 @@ pub fn samo() -> Table {
     let text = include_str!("samo-summit.csv");
     let of = |fields: Vec<&str>| {
         let number = |i: usize| fields[i].parse::<usize>().unwrap();
-        let (gpus, batch, samo) = (number(4), number(5), fields[0] == "samo");
-        let (layers, width) = (number(1), number(2));
-        let pruned =
-            if samo { "[prune]\nmethod = \"magnitude\"\nsparsity = 0.9\nembeddings = true" } else { "" };
+        let (gpus, batch, engine) = (number(4), number(5), EngineProfile::named(fields[0]).unwrap());
+        let (layers, width, pruned) = (number(1), number(2), if engine.compresses() { PRUNED } else { "" });
         let plan = plan(layers, width, number(3), 50257, 2048, batch, pruned);
         let flops = plan.model.train_flops(batch, RecomputeMode::Block).unwrap();
         let share: f64 = fields[6].parse().unwrap();
         Row {
             name: format!("{} on {gpus}", fields[0]),
+            set: gpus.to_string(),
             held_out: gpus == 512 || gpus == 1024,
             plan,
-            engine: Some(if samo { EngineProfile::SAMO } else { EngineProfile::AXONN }),
+            engine: Some(engine),
             candidate: Candidate {
                 data: gpus,
                 recompute: RecomputeMode::Block,
                 schedule: ScheduleName::Axonn,
-                compressed: samo,
+                compressed: engine.compresses(),
                 ..Candidate::single_rank(1)
             },
             free_stages: true,

@@ -215,16 +215,16 @@ mod tests {
     fn a_fraction_or_a_section_is_read_and_nothing_else() {
         let text = builtin("summit").unwrap().to_toml();
         let with = |section: &str| {
-            Cluster::parse(&text.replacen("convolution = 1.0\n", section, 1))
+            Cluster::parse(&text.replacen("convolution = 0.75\n", section, 1))
                 .map_err(|error| error.to_string())
         };
-        assert!(text.contains("convolution = 1.0\n"), "{text}");
-        assert_eq!(with("").unwrap(), builtin("summit").unwrap());
-        assert_eq!(with("convolution = 1\n").unwrap(), builtin("summit").unwrap());
+        assert!(text.contains("convolution = 0.75\n"), "{text}");
+        assert_eq!(with("").unwrap().device.f32, builtin("summit").unwrap().device.f32);
+        assert_eq!(with("convolution = 0.75\n").unwrap(), builtin("summit").unwrap());
         let section = |fields: &str| with(&format!("convolution = {{ {fields} }}\n"));
         let rest = "start_us = 3, weight_ns = 2, pixel_ns = 10, window_ns = 0.5";
         let read = section(&format!("channels = [[4, 0.25], [16, 1]], {rest}")).unwrap();
-        assert_eq!(read.device.bf16.convolution, Convolution::Passes(by_pass()));
+        assert_eq!(read.device.fp16.as_ref().unwrap().convolution, Convolution::Passes(by_pass()));
         assert_eq!(Cluster::parse(&read.to_toml()).unwrap(), read);
         let said = |fields: &str| section(fields).unwrap_err();
         for (field, value) in [("start_us", 3.0), ("weight_ns", 2.0), ("pixel_ns", 10.0), ("window_ns", 0.5)]
@@ -232,11 +232,11 @@ mod tests {
             let bad = rest.replace(&format!("{field} = {value}"), &format!("{field} = -1"));
             assert_eq!(
                 said(&format!("channels = [[4, 0.25]], {bad}")),
-                format!("`device.bf16.convolution.{field}` must be a number of at least 0, got -1")
+                format!("`device.fp16.convolution.{field}` must be a number of at least 0, got -1")
             );
         }
         assert!(said(&format!("channels = [], {rest}")).starts_with(
-            "`device.bf16.convolution.channels` must be a list of [size, fraction] with ascending sizes and fractions above 0, got []"
+            "`device.fp16.convolution.channels` must be a list of [size, fraction] with ascending sizes and fractions above 0, got []"
         ));
         assert!(said(&format!("channels = [[16, 1], [4, 0.25]], {rest}")).contains("ascending sizes"));
         assert!(said(&format!("channels = [[4, 0]], {rest}")).contains("fractions above 0"));

@@ -36,6 +36,9 @@ pub struct Cluster {
     /// What a device draws at work, with its share of the machine and its cooling as far as somebody counts these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watts_per_gpu: Option<f64>,
+    /// How many machines there are; none: as many as are asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<usize>,
     /// One device; all are alike.
     pub device: DeviceSpec,
     /// The devices that one machine has.
@@ -58,8 +61,12 @@ pub struct DeviceSpec {
     pub reserved_gb: f64,
     /// From the beginning of one small kernel to that of the next.
     pub launch_us: f64,
-    /// Products of 16-bit numbers.
-    pub bf16: MatmulRates,
+    /// Products of bf16 numbers; none where it has no such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bf16: Option<MatmulRates>,
+    /// Products of fp16 numbers, where it has these and no bf16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fp16: Option<MatmulRates>,
     /// Products of 32-bit numbers.
     pub f32: MatmulRates,
     /// What passes through its memory.
@@ -75,8 +82,8 @@ pub struct MatmulRates {
     /// `[Gflop, fraction]`: what a product of so many flops reaches of it. Between two sizes the fraction is
     /// on the line where both are logarithms; below the first a product takes as long as there.
     pub efficiency: Vec<[f64; 2]>,
-    /// What this program's attention reaches of a product of as many flops: of scores that are not masked,
-    /// the backward pass counted as twice the forward one. None where nobody measured it.
+    /// What fused attention reaches of a product of as many flops: of scores that are not masked, the backward
+    /// pass counted as twice the forward one. None where nobody measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<f64>,
     /// How many times as fast a product is where nine tenths of its weights are zeros, as dense as they are:
@@ -134,6 +141,17 @@ pub struct Fabric {
     /// What of its rate a ring of many devices reaches.
     #[serde(default = "unit")]
     pub efficiency: f64,
+    /// What each doubling of the nodes that a collective goes through adds to the time of its bytes, as a
+    /// fraction: rings cross in the switches, and the slowest link of more of them counts.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub contention: f64,
+    /// What each doubling of the nodes adds to a step, as a fraction: all wait for the slowest of them.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub straggle: f64,
+    /// What an exchange of borders with one neighbour takes beside its message, which nothing hides: to pack,
+    /// to synchronise, to unpack.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub halo_us: f64,
     /// The fraction of a device's computing that a collective takes away while it runs.
     #[serde(default)]
     pub occupies: f64,
@@ -172,6 +190,19 @@ impl Cluster {
     pub fn memory(&self) -> u64 {
         ((self.device.memory_gb - self.device.reserved_gb) * 1e9) as u64
     }
+
+    /// How often one node is doubled to have so many devices.
+    pub(crate) fn node_doublings(&self, devices: usize) -> f64 {
+        match self.network {
+            Some(_) => (devices as f64 / self.node.devices as f64).log2().max(0.0),
+            None => 0.0,
+        }
+    }
+
+    /// How many times as long a step of so many devices takes as on one node: the slowest of them counts.
+    pub(crate) fn straggle(&self, devices: usize) -> f64 {
+        1.0 + self.network.map_or(0.0, |network| network.straggle) * self.node_doublings(devices)
+    }
 }
 
 impl Node {
@@ -193,19 +224,25 @@ impl Node {
 }
 
 impl DeviceSpec {
-    /// How fast products of a precision are.
+    /// How fast products of a precision are: of 16 bits those of bf16, or of fp16 where it has no bf16. One
+    /// that has neither multiplies in f32, which [`DeviceSpec::has`] tells apart.
     pub fn matrix(&self, precision: Precision) -> &MatmulRates {
         match precision {
             Precision::F32 => &self.f32,
-            Precision::Bf16 => &self.bf16,
+            Precision::Bf16 => self.bf16.as_ref().or(self.fp16.as_ref()).unwrap_or(&self.f32),
         }
+    }
+
+    /// Whether it multiplies numbers of so many bits by themselves.
+    pub fn has(&self, precision: Precision) -> bool {
+        precision == Precision::F32 || self.bf16.is_some() || self.fp16.is_some()
     }
 
     /// The same, to be changed.
     pub(crate) fn matrix_mut(&mut self, precision: Precision) -> &mut MatmulRates {
         match precision {
             Precision::F32 => &mut self.f32,
-            Precision::Bf16 => &mut self.bf16,
+            Precision::Bf16 => self.bf16.as_mut().or(self.fp16.as_mut()).unwrap_or(&mut self.f32),
         }
     }
 
@@ -249,6 +286,9 @@ impl Fabric {
         gb_per_s: f64::INFINITY,
         shared_by: 1,
         efficiency: 1.0,
+        contention: 0.0,
+        straggle: 0.0,
+        halo_us: 0.0,
         occupies: 0.0,
         meet_us: 0.0,
         turn_us: 0.0,

@@ -69,7 +69,9 @@ impl Cluster {
             return Err(wrong("device.reserved_gb", "less than `device.memory_gb`", device.reserved_gb));
         }
         at_least_zero("device.launch_us", device.launch_us)?;
-        for (name, matrix) in [("bf16", &device.bf16), ("f32", &device.f32)] {
+        let halves = [("bf16", device.bf16.as_ref()), ("fp16", device.fp16.as_ref())];
+        let halves = halves.into_iter().filter_map(|(name, matrix)| Some((name, matrix?)));
+        for (name, matrix) in halves.chain([("f32", &device.f32)]) {
             above_zero(&format!("device.{name}.peak_tflops"), matrix.peak_tflops)?;
             matrix.convolution.check(&format!("device.{name}.convolution"))?;
             matrix
@@ -82,10 +84,19 @@ impl Cluster {
         above_zero("device.memory.bf16", device.memory.bf16)?;
         above_zero("device.memory.light", device.memory.light)?;
         check_fractions("device.memory.efficiency", &device.memory.efficiency)?;
+        if self.nodes == Some(0) {
+            return Err(wrong("nodes", "at least 1", 0));
+        }
         if self.node.devices == 0 {
             return Err(wrong("node.devices", "at least 1", 0));
         }
         self.node.link.iter().try_for_each(|link| link.check("node.link"))?;
+        let link = self.node.link();
+        for (field, number) in [("contention", link.contention), ("straggle", link.straggle)] {
+            if number > 0.0 {
+                return Err(wrong(&format!("node.link.{field}"), "a field of `network`", number));
+            }
+        }
         self.network.iter().try_for_each(|network| network.check("network"))
     }
 }
@@ -110,6 +121,9 @@ impl Fabric {
         at_least_zero(&format!("{name}.alpha_us"), self.alpha_us)?;
         at_least_zero(&format!("{name}.meet_us"), self.meet_us)?;
         at_least_zero(&format!("{name}.turn_us"), self.turn_us)?;
+        at_least_zero(&format!("{name}.halo_us"), self.halo_us)?;
+        at_least_zero(&format!("{name}.contention"), self.contention)?;
+        at_least_zero(&format!("{name}.straggle"), self.straggle)?;
         above_zero(&format!("{name}.gb_per_s"), self.gb_per_s)?;
         above_zero(&format!("{name}.efficiency"), self.efficiency)?;
         if !(0.0..1.0).contains(&self.occupies) {
@@ -170,7 +184,7 @@ mod tests {
         };
         insta::assert_snapshot!(said("memory_gb = 16.0", "memory_gb = 0.0"), @"`device.memory_gb` must be a number above 0, got 0");
         insta::assert_snapshot!(said("devices = 6", "devices = 0"), @"`node.devices` must be at least 1, got 0");
-        insta::assert_snapshot!(said("peak_tflops = 125.0", "peak_tflops = -125.0"), @"`device.bf16.peak_tflops` must be a number above 0, got -125");
+        insta::assert_snapshot!(said("peak_tflops = 125.0", "peak_tflops = -125.0"), @"`device.fp16.peak_tflops` must be a number above 0, got -125");
         assert!(said("gb_per_s = 50.0\n", "").ends_with(": missing field `gb_per_s`"));
         assert!(
             said("devices = 6", "cards = 6")
@@ -181,7 +195,11 @@ mod tests {
             let said = said("[device]", &format!("{field} = -1.0\n[device]"));
             assert_eq!(said, format!("`{field}` must be a number {at_least} 0, got -1"));
         }
-        for field in ["meet_us", "turn_us"] {
+        insta::assert_snapshot!(said("halo_us = 200.0", "halo_us = -1.0"), @"`node.link.halo_us` must be a number of at least 0, got -1");
+        insta::assert_snapshot!(said("[device]", "nodes = 0\n[device]"), @"`nodes` must be at least 1, got 0");
+        let of_network = said("halo_us = 200.0", "straggle = 0.1");
+        insta::assert_snapshot!(of_network, @"`node.link.straggle` must be a field of `network`, got 0.1");
+        for field in ["meet_us", "turn_us", "contention", "straggle"] {
             let said = said("gb_per_s = 50.0\n", &format!("gb_per_s = 50.0\n{field} = -1.0\n"));
             assert_eq!(said, format!("`node.link.{field}` must be a number of at least 0, got -1"));
         }

@@ -1,6 +1,6 @@
 //! All the ways in which a run can be laid out on so many devices.
 
-use super::LayoutSearch;
+use super::{LayoutSearch, SearchConstraints};
 use crate::error::Error;
 use crate::schedule::ScheduleName;
 use crate::simulate::Candidate;
@@ -13,13 +13,31 @@ const MOST_TENSOR_NODES: usize = 2;
 /// Virtual stages on a rank.
 const CHUNKS: [usize; 4] = [2, 3, 4, 6];
 
-/// Every candidate that the run, the engine and what is fixed allow.
+/// Every candidate that the run, the engine and what is fixed allow; an error where there is none.
 pub(super) fn candidates(search: &LayoutSearch) -> Result<Vec<Candidate>, Error> {
+    let all = allowed(search)?;
+    if all.is_empty() { Err(none(search)) } else { Ok(all) }
+}
+
+fn allowed(search: &LayoutSearch) -> Result<Vec<Candidate>, Error> {
     let (job, fixed) = (search.job, search.fixed);
     let (plan, engine) = (job.plan, &job.engine);
     let (devices, batch) = (search.devices, plan.batch.samples);
     let blocks = plan.model.blocks.len();
     let node = &job.cluster.node;
+    let precision = plan.storage.precision;
+    if !job.cluster.device.has(precision) {
+        let problem =
+            format!("is {}, which {} does not compute in", precision.name(), job.cluster.device.name);
+        return Err(Error::Conflict { field: "train.precision".into(), problem });
+    }
+    if let Some(nodes) = job.cluster.nodes.filter(|nodes| devices > nodes.saturating_mul(node.devices)) {
+        let problem = format!(
+            "is {nodes}, and {devices} devices are more than the {} that these have",
+            nodes * node.devices
+        );
+        return Err(Error::Conflict { field: "nodes".into(), problem });
+    }
     if devices > node.devices && !node.cores && job.cluster.network.is_none() {
         let problem = format!(
             "is missing, and {devices} devices are more than the {} of a node: say how nodes are connected, or plan for one",
@@ -45,9 +63,6 @@ pub(super) fn candidates(search: &LayoutSearch) -> Result<Vec<Candidate>, Error>
             }
         }
     }
-    if all.is_empty() {
-        return Err(none(search));
-    }
     Ok(all)
 }
 
@@ -63,15 +78,11 @@ fn variants(search: &LayoutSearch, mesh: Candidate, samples: usize, all: &mut Ve
     let compressed_weights = weights && compressed && engine.is_ours();
     let has_attention = search.job.plan.model.attends();
     let sequences: &[bool] = if mesh.tensor > 1 && has_attention { &[false, true] } else { &[false] };
-    let zeros: &[u8] = match (engine.gathers_weights, mesh.data > 1 && engine.is_ours()) {
-        (true, _) => &[3],
-        (false, true) => match fixed.zero {
-            Some(2) => &[2],
-            Some(3) => &[3],
-            // More is sharded of those that do not fit.
-            _ => &[0, 1],
-        },
-        (false, false) => &[0],
+    let zeros: &[u8] = match fixed.zero {
+        _ if mesh.data == 1 && !engine.gathers_weights() => &[0],
+        Some(2) if engine.is_ours() => &[2],
+        Some(3) if engine.is_ours() => &[3],
+        _ => engine.zero,
     };
     let micro_batches = divisors(samples).into_iter().filter(|size| match fixed.micro_batch {
         Some(chosen) => *size == chosen,
@@ -158,22 +169,52 @@ fn divisors(of: usize) -> Vec<usize> {
     small.iter().copied().chain(large).collect()
 }
 
-/// One sentence that says why there is no layout at all.
+/// One sentence that says why there is no layout at all: of what is fixed, the field without which there would be
+/// one is to blame.
 fn none(search: &LayoutSearch) -> Error {
-    let (devices, batch) = (search.devices, search.job.plan.batch.samples);
-    let problem = if search.fixed.is_empty() {
-        format!(
-            "is {batch}, which {devices} devices cannot split evenly: each replica takes an equal part, and the model {} has {} \
-             blocks for pipeline stages",
-            search.job.plan.model.name,
-            search.job.plan.model.blocks.len()
-        )
-    } else {
-        format!(
-            "is {batch}, and no layout of {devices} devices within the constraints of `--layout` splits it evenly"
-        )
+    let (job, devices) = (search.job, search.devices);
+    let (batch, engine, blocks) = (job.plan.batch.samples, job.engine.name, job.plan.model.blocks.len());
+    let is_possible = |fixed: &SearchConstraints| {
+        allowed(&LayoutSearch { fixed, ..*search }).is_ok_and(|all| !all.is_empty())
     };
-    Error::Conflict { field: "train.batch".into(), problem }
+    let blamed = search.fixed.without_each().into_iter().find(|(_, fixed)| is_possible(fixed));
+    let conflict = |field: &str, problem: String| Error::Conflict { field: field.into(), problem };
+    if let Some((field, _)) = blamed {
+        let must = match field {
+            "data" => format!("replicas must divide both {devices} devices and the batch of {batch}"),
+            "pipeline" if job.engine.schedules.is_empty() => format!("engine {engine} has no pipeline"),
+            "pipeline" => format!(
+                "stages must divide {devices} devices, and the model {} has {blocks} blocks for them",
+                job.plan.model.name
+            ),
+            "tensor" if !job.engine.tensor => format!("engine {engine} has no tensor parallelism"),
+            "tensor" => format!(
+                "tensor-parallel ranks must divide {devices} devices, and are searched on up to \
+                 {MOST_TENSOR_NODES} nodes"
+            ),
+            "spatial" => format!("tiles must divide {devices} devices, and only images have any"),
+            "micro_batch" => {
+                format!("a micro-batch must divide the samples of a replica, of a batch of {batch}")
+            }
+            "chunks" => {
+                "chunks belong to the schedule interleaved, with micro-batches that its stages divide".into()
+            }
+            _ => format!("engine {engine} has no such layout of {devices} devices"),
+        };
+        return conflict(&format!("--layout {field}"), format!("leaves no layout: {must}"));
+    }
+    if is_possible(&SearchConstraints::default()) {
+        let problem = format!(
+            "leaves no layout of {devices} devices for a batch of {batch}: its fields contradict each other"
+        );
+        return conflict("--layout", problem);
+    }
+    let problem = format!(
+        "is {batch}, which {devices} devices cannot split evenly: each replica takes an equal part, and the model {} \
+         has {blocks} blocks for pipeline stages",
+        job.plan.model.name
+    );
+    conflict("train.batch", problem)
 }
 
 #[cfg(test)]

@@ -26,8 +26,14 @@ impl SearchResult {
             [only] => format!("No other mesh fits than that of {}.", only.candidate),
             [first, second, ..] => {
                 let gap = 100.0 * (second.step_seconds / first.step_seconds - 1.0);
-                let mut text =
-                    format!("The first is {gap:.1} % faster than the second ({})", second.candidate);
+                let how = match gap {
+                    ..0.0 if first.candidate.pipeline < second.candidate.pipeline && gap < -2.0 => {
+                        format!("has the fewest stages that fit, and is {:.1} % slower", -gap)
+                    }
+                    ..0.0 => format!("is simpler, and no more than {:.1} % slower", -gap),
+                    _ => format!("is {gap:.1} % faster"),
+                };
+                let mut text = format!("The first {how} than the second ({})", second.candidate);
                 let (gains, costs) = differences(&first.breakdown, &second.breakdown, first.step_seconds);
                 if !gains.is_empty() {
                     text += &format!(": it spends less on {}", gains.join(", "));

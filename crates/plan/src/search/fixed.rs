@@ -123,6 +123,32 @@ impl SearchConstraints {
         chosen.is_none_or(|chosen| chosen == choice)
     }
 
+    /// Of each field that is fixed its name, and the same without it.
+    pub(super) fn without_each(&self) -> Vec<(&'static str, SearchConstraints)> {
+        let mut all = Vec::new();
+        for field in FIELDS {
+            let mut freed = self.clone();
+            match field {
+                "data" => freed.data = None,
+                "pipeline" => freed.pipeline = None,
+                "tensor" => freed.tensor = None,
+                "spatial" => freed.grid = None,
+                "sequence" => freed.sequence = None,
+                "micro_batch" => freed.micro_batch = None,
+                "schedule" => freed.schedule = None,
+                "chunks" => freed.chunks = None,
+                "recompute" => freed.recompute = None,
+                "zero" => freed.zero = None,
+                "state" => freed.compressed = None,
+                _ => freed.compressed_weights = None,
+            }
+            if freed != *self {
+                all.push((field, freed));
+            }
+        }
+        all
+    }
+
     /// Whether all is free.
     pub fn is_empty(&self) -> bool {
         *self == SearchConstraints::default()

@@ -3,7 +3,8 @@
 //!
 //! A bound is what a step takes at least: the passes of all micro-batches, split evenly, with the bubble
 //! that the schedule cannot do without. Candidates are walked in the order of their bounds, until what is
-//! left cannot get into the table any more.
+//! left cannot get into the table any more. Of layouts that are nearly as fast as the fastest the simplest is
+//! preferred: a prediction is not exact enough to tell them apart, and people have to run them.
 //!
 //! A candidate that does not fit is made smaller until it does: by pruned weights that rest as kept values,
 //! which change no bit and on a GPU hardly any time; by gradients, then by weights that replicas shard (ZeRO-2
@@ -24,6 +25,7 @@ use crate::error::Error;
 use crate::mesh::PerAxis;
 use crate::schedule::ScheduleName;
 use crate::simulate::{Candidate, Estimate, Simulation};
+use crate::spec::RecomputeMode;
 
 /// What a search found.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,12 +70,15 @@ struct Bounded {
     seconds: f64,
 }
 
+/// How much slower a simpler layout may be to be preferred.
+const NEARLY: f64 = 1.02;
+
 /// What has been simulated.
 #[derive(Default)]
 struct FoundLayouts {
-    /// The best of each mesh that fits,
-    best: HashMap<PerAxis, Estimate>,
-    /// and of those that do not.
+    /// Those of each mesh that fit and are nearly as fast as the fastest of them,
+    best: HashMap<PerAxis, Vec<Estimate>>,
+    /// and the fastest of those that do not.
     too_large: HashMap<PerAxis, Estimate>,
     smallest: Option<SmallestLayout>,
     simulated: usize,
@@ -91,7 +96,7 @@ impl LayoutSearch<'_> {
         bounded.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let mut found = FoundLayouts::default();
         for Bounded { candidate, seconds } in bounded {
-            if seconds > self.worst(&found.best) {
+            if seconds > NEARLY * self.worst(&found.best) {
                 break;
             }
             let mut next = Some(candidate);
@@ -99,9 +104,14 @@ impl LayoutSearch<'_> {
                 next = self.smaller(&candidate);
             }
         }
-        let mut ranked = in_order(found.best);
+        let simplest = found.best.into_values().filter_map(|near| in_order(near).into_iter().next());
+        let mut ranked = in_order(simplest.collect());
+        if self.job.engine.fewest_stages {
+            ranked.sort_by_key(|estimate| estimate.candidate.pipeline);
+        }
         ranked.truncate(self.rows);
-        let too_large = in_order(found.too_large);
+        let mut too_large: Vec<Estimate> = found.too_large.into_values().collect();
+        too_large.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
         let smallest = found.smallest.filter(|_| ranked.is_empty());
         Ok(SearchResult { ranked, too_large, smallest, candidates: count, simulated: found.simulated })
     }
@@ -129,10 +139,15 @@ impl LayoutSearch<'_> {
         }
         found.simulated += 1;
         let Ok(estimate) = self.job.estimate(candidate) else { return true };
-        let layouts = if fits { &mut found.best } else { &mut found.too_large };
-        let known = layouts.get(&mesh).map_or(f64::INFINITY, |known: &Estimate| known.step_seconds);
-        if estimate.step_seconds < known {
-            layouts.insert(mesh, estimate);
+        match fits {
+            true => {
+                let near = found.best.entry(mesh).or_default();
+                near.push(estimate);
+                let fastest = fastest(near);
+                near.retain(|one| one.step_seconds <= NEARLY * fastest);
+            }
+            // The first, since its mesh has none yet.
+            false => drop(found.too_large.insert(mesh, estimate)),
         }
         fits
     }
@@ -154,8 +169,12 @@ impl LayoutSearch<'_> {
     }
 
     /// The time that a new mesh must beat to get into the table.
-    fn worst(&self, best: &HashMap<PerAxis, Estimate>) -> f64 {
-        let mut times: Vec<f64> = best.values().map(|estimate| estimate.step_seconds).collect();
+    fn worst(&self, best: &HashMap<PerAxis, Vec<Estimate>>) -> f64 {
+        // Stages count before time: all are looked at.
+        if self.job.engine.fewest_stages {
+            return f64::INFINITY;
+        }
+        let mut times: Vec<f64> = best.values().map(|near| fastest(near)).collect();
         times.sort_by(f64::total_cmp);
         times.get(self.rows - 1).copied().unwrap_or(f64::INFINITY)
     }
@@ -173,18 +192,41 @@ impl LayoutSearch<'_> {
     }
 }
 
-fn in_order(found: HashMap<PerAxis, Estimate>) -> Vec<Estimate> {
-    let mut all: Vec<Estimate> = found.into_values().collect();
-    // Of equal ones the plainest, so that every rank of a launcher that searches by itself finds the same.
-    let plainness = |one: &Estimate| {
-        let Candidate { data, pipeline, tensor, grid, .. } = one.candidate;
-        (pipeline * tensor * grid[0] * grid[1], tensor, pipeline, grid, data)
-    };
+fn fastest(of: &[Estimate]) -> f64 {
+    of.iter().map(|estimate| estimate.step_seconds).fold(f64::INFINITY, f64::min)
+}
+
+/// By time, but that the simplest of those that are nearly as fast as the fastest comes first.
+fn in_order(mut all: Vec<Estimate>) -> Vec<Estimate> {
+    // Of equal ones the simplest, so that every rank of a launcher that searches by itself finds the same.
     let order = |a: &Estimate, b: &Estimate| {
-        a.step_seconds.total_cmp(&b.step_seconds).then_with(|| plainness(a).cmp(&plainness(b)))
+        a.step_seconds.total_cmp(&b.step_seconds).then_with(|| complexity(a).cmp(&complexity(b)))
     };
     all.sort_by(order);
+    let most = NEARLY * fastest(&all);
+    let near = all.iter().take_while(|one| one.step_seconds <= most).enumerate();
+    if let Some((simplest, _)) = near.min_by_key(|(_, one)| complexity(one)[0]) {
+        all[..=simplest].rotate_right(1);
+    }
     all
+}
+
+/// How much there is to a layout, first of all by what a person has to understand of it: each axis beside data
+/// and each option counts once, ZeRO by its stage.
+fn complexity(one: &Estimate) -> [usize; 6] {
+    let Candidate { data, pipeline, tensor, grid, .. } = one.candidate;
+    let Candidate { sequence, schedule, recompute, zero, compressed_weights, .. } = one.candidate;
+    let options = [
+        pipeline > 1,
+        tensor > 1,
+        grid != [1, 1],
+        sequence,
+        pipeline > 1 && schedule != ScheduleName::OneFOneB,
+        recompute != RecomputeMode::None,
+        compressed_weights,
+    ];
+    let simple = options.into_iter().map(usize::from).sum::<usize>() + usize::from(zero);
+    [simple, pipeline * tensor * grid[0] * grid[1], tensor, pipeline, grid[0], data]
 }
 
 #[cfg(test)]
@@ -194,7 +236,6 @@ mod tests {
     use crate::config::RunFile;
     use crate::engine::EngineProfile;
     use crate::plan::{DataFacts, Plan};
-    use crate::spec::RecomputeMode;
 
     /// 4.8 billion weights at 90 %: 17 GB where they rest dense, 8 where they rest compressed, and a V100 has 16.
     #[test]

@@ -13,18 +13,20 @@ pub struct RankGroup<'a> {
     stride: usize,
     /// How many such groups there are, where ranks take turns on cores.
     groups: Option<usize>,
+    /// Ranks of all of them together, whose messages cross each other.
+    world: usize,
 }
 
 impl<'a> RankGroup<'a> {
     /// So many ranks, each so far from the next.
     pub fn new(cluster: &'a Cluster, ranks: usize, stride: usize) -> RankGroup<'a> {
-        RankGroup { cluster, ranks, stride, groups: None }
+        RankGroup { cluster, ranks, stride, groups: None, world: ranks.saturating_mul(stride) }
     }
 
     /// The same in a world of so many ranks, which may take turns on cores.
     pub fn among(self, world: usize) -> RankGroup<'a> {
         let crowded = self.cluster.node.turns(world) > 1.0;
-        RankGroup { groups: crowded.then(|| world / self.ranks.max(1)), ..self }
+        RankGroup { groups: crowded.then(|| world / self.ranks.max(1)), world, ..self }
     }
 
     /// Seconds of an all-reduce of so many bytes.
@@ -81,6 +83,26 @@ impl<'a> RankGroup<'a> {
         self.fabric().0.turn_us * 1e-6 * idle.max(0.0)
     }
 
+    /// Whether they are on several nodes.
+    pub(crate) fn leaves_node(&self) -> bool {
+        let reach = self.ranks.saturating_mul(self.stride);
+        self.cluster.network.is_some() && self.ranks > 1 && reach > self.cluster.node.devices
+    }
+
+    /// How often a node was doubled to make those of all ranks, whose rings cross this one; none where it stays
+    /// on a node, or is the only one.
+    fn doublings(&self) -> f64 {
+        match self.leaves_node() && self.world > self.ranks {
+            true => self.cluster.node_doublings(self.world),
+            false => 0.0,
+        }
+    }
+
+    /// Seconds of an exchange of borders with so many neighbours, beside its messages.
+    pub(crate) fn halo(&self, neighbours: f64) -> f64 {
+        self.fabric().0.halo_us * 1e-6 * neighbours
+    }
+
     fn is_crowded(&self) -> bool {
         self.groups.is_some()
     }
@@ -95,7 +117,8 @@ impl<'a> RankGroup<'a> {
         let rounds = f64::from(self.ranks.next_power_of_two().ilog2());
         // No faster between nodes than what leads out of a device.
         let rate = fabric.bandwidth(senders).min(self.cluster.node.link().bandwidth(1));
-        let moved = others / self.ranks as f64 * bytes / (rate * fabric.efficiency);
+        let contended = 1.0 + fabric.contention * self.doublings();
+        let moved = others / self.ranks as f64 * bytes * contended / (rate * fabric.efficiency);
         self.start(times * rounds) + times * moved
     }
 
@@ -114,7 +137,7 @@ impl<'a> RankGroup<'a> {
     fn fabric(&self) -> (&'a Fabric, usize) {
         let node = &self.cluster.node;
         match &self.cluster.network {
-            Some(network) if self.ranks.saturating_mul(self.stride) > node.devices => {
+            Some(network) if self.leaves_node() => {
                 let members = (node.devices / self.stride).clamp(1, self.ranks);
                 (network, node.devices / members)
             }
@@ -132,7 +155,7 @@ mod tests {
     fn a_ring_through_nodes_has_what_their_devices_share() {
         let mut summit = builtin("summit").unwrap();
         let network = summit.network.as_mut().unwrap();
-        (network.alpha_us, network.efficiency) = (0.0, 1.0);
+        (network.alpha_us, network.efficiency, network.contention) = (0.0, 1.0, 0.0);
         let (group, bytes) = (|ranks, stride| RankGroup::new(&summit, ranks, stride), 12.5e9);
         // All six of a node in one ring: it has the node's 12.5 GB/s to itself.
         assert!((group(12, 1).all_reduce(bytes) - 2.0 * 11.0 / 12.0).abs() < 1e-9);
@@ -140,6 +163,22 @@ mod tests {
         assert!((group(2, 6).all_reduce(bytes) - 6.0).abs() < 1e-9);
         assert!((group(2, 6).message(bytes) - 6.0).abs() < 1e-9);
         assert_eq!(group(1, 1).all_reduce(bytes), 0.0);
+    }
+
+    /// Rings of a job of eight nodes cross: three doublings slow them down; one of a node, or of all ranks, is not
+    /// crossed.
+    #[test]
+    fn rings_of_more_nodes_are_slower() {
+        let mut summit = builtin("summit").unwrap();
+        summit.network.as_mut().unwrap().contention = 0.0;
+        let seconds =
+            |summit: &Cluster, ranks, world| RankGroup::new(summit, ranks, 1).among(world).all_reduce(1e12);
+        let alone = [seconds(&summit, 12, 48), seconds(&summit, 6, 48)];
+        summit.network.as_mut().unwrap().contention = 0.2;
+        assert!((seconds(&summit, 12, 48) / alone[0] - 1.6).abs() < 1e-4);
+        assert!((seconds(&summit, 12, 24) / alone[0] - 1.4).abs() < 1e-4);
+        assert_eq!(seconds(&summit, 12, 12), alone[0]);
+        assert_eq!(seconds(&summit, 6, 48), alone[1]);
     }
 
     /// Two cores: one group of four leaves a core idle until the second of them is awake; of two groups each

@@ -6,6 +6,7 @@
 //! `rank_model` keeps what candidates have in common; `step` walks the lists; `script` is what a rank does,
 //! for a worker that takes the planned time; `calibrate` refits a cluster's rates to what runs took.
 
+mod accuracy;
 mod block_weights;
 mod breakdown;
 mod calibrate;
@@ -23,6 +24,7 @@ pub mod state;
 mod step;
 mod times;
 
+pub use accuracy::Accuracy;
 pub use breakdown::Breakdown;
 pub use calibrate::{Calibrated, MeasuredRun};
 pub use candidate::{Candidate, LayoutRecord};

@@ -112,6 +112,9 @@ impl PassContext<'_> {
                 let made = conv.output(output).expect("the shapes were checked");
                 passes = self.behind(passes, &self.layer(conv, output, made));
             }
+            if let LayerSpec::Halo(halo) = layer {
+                passes = passes + self.exchange(halo);
+            }
             if let LayerSpec::Collective(collective) = layer
                 && collective.is_entrance()
                 && next.is_some_and(|next| next.properties().takes_remade)
@@ -164,7 +167,10 @@ impl PassContext<'_> {
     /// `[rows, input]` by `[input, output]`, and the two products of its backward.
     fn product(&self, shape: Shape, size: ProductSize) -> Passes {
         let (rows, input, output) = (self.rows(shape), size.input as f64, size.output as f64);
-        let once = |rows, depth, columns| PassSeconds::computing(self.kernels.product(rows, depth, columns));
+        let slower = if self.kernels.zeros > 0.0 { self.engine.sparse_products } else { 1.0 };
+        let once = |rows, depth, columns| {
+            PassSeconds::computing(slower * self.kernels.product(rows, depth, columns))
+        };
         Passes {
             forward: once(rows, input, output),
             again: PassSeconds::default(),
@@ -178,20 +184,15 @@ impl PassContext<'_> {
         let flops = 4.0 * samples * seq * seq * width as f64;
         let moved = self.kernels.element() * samples * seq * (input.last() + width) as f64;
         let (forward, backward) = match self.engine.attention {
-            AttentionKernel::Ours => {
+            AttentionKernel::Fused { speed } => {
                 let matrix = self.kernels.device.matrix(self.kernels.precision);
-                let efficiency = matrix.attention.unwrap_or(AttentionKernel::OUR_EFFICIENCY);
+                let efficiency = speed * matrix.attention.unwrap_or(AttentionKernel::UNMEASURED);
                 let done = flops / 2.0;
                 (
                     self.kernels.work(done, efficiency, moved),
                     self.kernels.work(2.0 * done, efficiency, 2.0 * moved),
                 )
             }
-            AttentionKernel::Fused { flops: done, efficiency } => (
-                self.kernels.work(done * flops, efficiency, moved),
-                // Scores are made again: five products instead of two.
-                self.kernels.work(2.5 * done * flops, efficiency, 2.0 * moved),
-            ),
             AttentionKernel::Unfused { bytes } => {
                 let scores = bytes * samples * heads as f64 * seq * seq;
                 let once = self.kernels.work(flops, 1.0, 0.0) + self.kernels.pass(scores);
@@ -278,6 +279,13 @@ impl PassContext<'_> {
         let pixel = input.last() as f64 * self.kernels.element() * self.samples as f64;
         let given = halo.0.neighbours.iter().map(|peer| peer.gives.pixels() as f64 * pixel);
         let once = PassSeconds::communicating(self.spatial.messages(given));
+        Passes { forward: once, backward_input: once, ..Passes::default() }
+    }
+
+    /// What of an exchange of borders no convolution hides.
+    fn exchange(&self, halo: &Halo) -> Passes {
+        let met = halo.0.neighbours.iter().filter(|peer| !peer.gives.is_empty() || !peer.takes.is_empty());
+        let once = PassSeconds::communicating(self.spatial.halo(met.count() as f64 * self.neighbours));
         Passes { forward: once, backward_input: once, ..Passes::default() }
     }
 

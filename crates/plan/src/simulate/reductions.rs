@@ -79,7 +79,7 @@ impl<'a> GradientReductions<'a> {
     }
 
     fn seconds(&self, group: &RankGroup, weights: WeightCounts) -> f64 {
-        let bytes = self.bytes(weights) / self.job.engine.all_reduce_efficiency;
+        let bytes = self.bytes(weights);
         if self.candidate.zero == 0 { group.all_reduce(bytes) } else { group.gather(bytes) }
     }
 

@@ -60,6 +60,7 @@ pub fn memory(
             prediction.among(model.model_parallel.clone()).stages_with(stage_blocks, schedule, activations)?
         }
         state @ EngineState::Bytes { .. } => {
+            let state = state.with_moments(job.plan.storage.moments);
             let each =
                 model.block_weights.of_stages(stage_blocks, candidate.compressed, job.engine.even_stages);
             let stash = stashes(job, candidate, &model.local, stage_blocks)?;

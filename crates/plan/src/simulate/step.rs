@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use super::accuracy::Accuracy;
 use super::breakdown::Breakdown;
 use super::passes::Passes;
 use super::schedules::ScheduleKey;
@@ -22,8 +23,10 @@ pub struct Estimate {
     pub memory: MemoryPlan,
     /// Whether that fits into a device.
     pub fits: bool,
-    /// Seconds of a step.
+    /// Seconds of a step,
     pub step_seconds: f64,
+    /// and how far such predictions were off; none where nothing of the kind was ever measured.
+    pub accuracy: Option<Accuracy>,
     /// Of the devices' peak, with recomputed flops,
     pub percent_of_peak: f64,
     /// and without.
@@ -43,10 +46,12 @@ impl Simulation<'_> {
         let mut breakdown = spent * node.turns(candidate.ranks());
         breakdown.collective +=
             times.stalls(&lists.schedule, lists.micro_batches as f64 / lists.listed as f64);
-        let step_seconds = self.walked(candidate, &lists, &times, true)?;
+        let walked = self.walked(candidate, &lists, &times, true)?;
         if candidate.pipeline > 1 {
-            breakdown.point_to_point = step_seconds - self.walked(candidate, &lists, &times, false)?;
+            breakdown.point_to_point = walked - self.walked(candidate, &lists, &times, false)?;
         }
+        let step_seconds = walked * self.cluster.straggle(candidate.ranks());
+        breakdown.collective += step_seconds - walked;
         breakdown.bubble = (step_seconds - breakdown.total()).max(0.0);
         let devices = if node.cores { node.devices } else { candidate.ranks() };
         let peak = self.cluster.device.matrix(self.plan.storage.precision).peak() * devices as f64;
@@ -57,6 +62,7 @@ impl Simulation<'_> {
             fits: memory.total() <= self.cluster.memory(),
             memory,
             step_seconds,
+            accuracy: self.accuracy(candidate),
             percent_of_peak: percent(flops(candidate.recompute)?),
             model_percent_of_peak: percent(flops(RecomputeMode::None)?),
             breakdown,
@@ -86,7 +92,8 @@ impl Simulation<'_> {
             Some(pruning) if candidate.compressed => 1.0 - pruning.sparsity,
             _ => 1.0,
         };
-        let each = self.engine.state.bytes(1.0, kept, candidate.zero, candidate.data).unwrap_or_else(|| {
+        let stated = self.engine.state.with_moments(self.plan.storage.moments);
+        let each = stated.bytes(1.0, kept, candidate.zero, candidate.data).unwrap_or_else(|| {
             let storage = &self.plan.storage;
             let (element, replicas) = (storage.precision.size() as f64, candidate.data as f64);
             // A gradient has at least the run's precision.

@@ -74,7 +74,7 @@ impl StageTimes {
         };
         let all_reduces =
             stage_blocks.iter().zip(&weights).zip(&passes).map(|((virtual_stage, weights), passes)| {
-                if job.engine.gathers_weights {
+                if job.engine.gathers_weights() {
                     return PassSeconds::default();
                 }
                 reductions.behind(virtual_stage.clone(), *weights, passes, &blocks)
@@ -203,15 +203,14 @@ impl StageTimer<'_> {
             let mut passes = blocks[block];
             if self.candidate.zero == 3 {
                 let weights = self.weights(block..block + 1);
-                let (gathered, scatter) = match self.job.engine.gathers_weights {
+                let (gathered, scatter) = match self.job.engine.gathers_weights() {
                     true => (2.0 * weights.all, self.replicas.gather(self.reductions.bytes(weights))),
                     // Kept values alone travel; gradients are counted with those of all blocks.
                     false => (self.reductions.bytes(weights), 0.0),
                 };
                 let gather = self.replicas.gather(gathered);
-                let exposed = |messages: f64, seconds: f64| {
-                    self.replicas.exposed(messages, self.job.engine.hides * seconds)
-                };
+                let hides = self.job.engine.hides[usize::from(self.replicas.leaves_node())];
+                let exposed = |messages: f64, seconds: f64| self.replicas.exposed(messages, hides * seconds);
                 passes.forward.communication += exposed(gather, passes.forward.total());
                 passes.backward_weight.communication += exposed(gather + scatter, passes.backward().total());
             }
@@ -255,11 +254,12 @@ impl StageTimer<'_> {
     }
 
     fn gather(&self, weights: WeightCounts) -> f64 {
-        if matches!(self.candidate.zero, 1 | 2) {
-            self.replicas.gather(self.reductions.bytes(weights))
-        } else {
-            0.0
-        }
+        let bytes = match self.job.engine.state {
+            EngineState::Exact => self.reductions.bytes(weights),
+            // Gradients may be wider than the weights that are gathered.
+            EngineState::Bytes { .. } => 2.0 * weights.all,
+        };
+        if matches!(self.candidate.zero, 1 | 2) { self.replicas.gather(bytes) } else { 0.0 }
     }
 
     /// State is f32, whatever the run's precision.

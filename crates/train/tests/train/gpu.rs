@@ -222,7 +222,8 @@ fn stages_that_share_a_gpu_learn_as_one() {
         let one = run(&base, &gpu);
         // What batch norms measure together are the samples of a micro-batch, which replicas split otherwise.
         let normed = ["vgg", "blocks"].iter().any(|network| name.starts_with(network));
-        for (pipeline, data) in [(2, 1), (4, 1), (2, 2)].into_iter().filter(|(_, data)| !normed || *data == 1) {
+        for (pipeline, data) in [(2, 1), (4, 1), (2, 2)].into_iter().filter(|(_, data)| !normed || *data == 1)
+        {
             let base = base
                 .set(format!("parallel.pipeline={pipeline}"))
                 .set(format!("parallel.data={data}"))
