@@ -96,7 +96,8 @@ impl LayoutSearch<'_> {
         bounded.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let mut found = FoundLayouts::default();
         for Bounded { candidate, seconds } in bounded {
-            if seconds > NEARLY * self.worst(&found.best) {
+            let best = found.best.values().map(|near| fastest(near)).fold(f64::INFINITY, f64::min);
+            if seconds > self.worst(&found.best).max(NEARLY * best) {
                 break;
             }
             let mut next = Some(candidate);
