@@ -260,7 +260,11 @@ fn gpus(request: &PlanRequest) -> Result<Vec<usize>> {
         return request.devices();
     }
     let node = request.cluster.node.devices;
-    let most = if request.cluster.network.is_some() { MOST_GPUS.max(node) } else { node };
+    let most = match (request.cluster.network, request.cluster.nodes) {
+        (None, _) => node,
+        (Some(_), Some(nodes)) => nodes.saturating_mul(node),
+        (Some(_), None) => MOST_GPUS.max(node),
+    };
     let doubled = std::iter::successors(Some(1usize), |number| number.checked_mul(2));
     let mut all: Vec<usize> = doubled.take_while(|number| *number <= most).collect();
     if request.cluster.network.is_none() && all.last() != Some(&node) {

@@ -75,7 +75,8 @@ fn steps([c1, c2]: [f64; 2]) -> String {
 pub fn best(result: &ResultTimes) -> String {
     let Some(limit) = result.scaling_limit(None) else { return String::new() };
     let point = limit.point;
-    let mut text = format!("Best: {}, {}; {}.", choice(point), price(point), point.described);
+    let unproven = if point.measured { "" } else { ", a kind of layout that was never measured" };
+    let mut text = format!("Best: {}, {}; {}{unproven}.", choice(point), price(point), point.described);
     match (limit.next, limit.next_speedup()) {
         (Some(next), Some(speedup)) if speedup > 1.0 => {
             let dearer = next.gpu_hours / point.gpu_hours;

@@ -179,7 +179,8 @@ mod tests {
         );
         Cluster::parse(&text).unwrap_err();
         let text = insert(&text, &ClusterSection::link(summit().node.link.unwrap()), "by hand").unwrap();
-        let expected = Cluster { name: "here".into(), note: "said \"so\"".into(), network: None, ..summit() };
+        let (name, note) = ("here".into(), "said \"so\"".into());
+        let expected = Cluster { name, note, watts_per_gpu: None, network: None, ..summit() };
         assert_eq!(Cluster::parse(&text).unwrap(), expected);
     }
 

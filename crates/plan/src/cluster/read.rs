@@ -191,10 +191,8 @@ mod tests {
                 .ends_with(": unknown field `cards`, expected one of `devices`, `cores`, `link`")
         );
         assert!(said("efficiency = [", "efficiency = [[9.0, 1.0], ").contains("ascending sizes"));
-        for (field, at_least) in [("price_per_gpu_hour", "of at least"), ("watts_per_gpu", "above")] {
-            let said = said("[device]", &format!("{field} = -1.0\n[device]"));
-            assert_eq!(said, format!("`{field}` must be a number {at_least} 0, got -1"));
-        }
+        insta::assert_snapshot!(said("watts_per_gpu = 300.0", "price_per_gpu_hour = -1.0"), @"`price_per_gpu_hour` must be a number of at least 0, got -1");
+        insta::assert_snapshot!(said("watts_per_gpu = 300.0", "watts_per_gpu = -1.0"), @"`watts_per_gpu` must be a number above 0, got -1");
         insta::assert_snapshot!(said("halo_us = 200.0", "halo_us = -1.0"), @"`node.link.halo_us` must be a number of at least 0, got -1");
         insta::assert_snapshot!(said("[device]", "nodes = 0\n[device]"), @"`nodes` must be at least 1, got 0");
         let of_network = said("halo_us = 200.0", "straggle = 0.1");

@@ -35,6 +35,9 @@ pub struct ResultChoice {
     pub extrapolated: bool,
     /// Of the fastest layout that fits.
     pub step_seconds: f64,
+    /// Whether steps of its kind were ever measured.
+    #[serde(default)]
+    pub measured: bool,
     /// All steps.
     pub hours: f64,
     /// The same for the interval of steps.
@@ -77,6 +80,7 @@ impl ResultChoice {
             steps_interval,
             extrapolated: curve.is_extrapolated(batch),
             step_seconds: found.step_seconds,
+            measured: found.accuracy.is_some(),
             hours: hours(steps),
             hours_interval: steps_interval.map(|ends| ends.map(hours)),
             gpu_hours,

@@ -18,6 +18,7 @@ fn point(gpus: usize, sparsity: f64, hours: f64) -> ResultChoice {
         steps_interval: None,
         extrapolated: false,
         step_seconds: 36.0 * hours,
+        measured: true,
         hours,
         hours_interval: None,
         gpu_hours: gpus as f64 * hours,
