@@ -7,6 +7,7 @@
 use serde::Serialize;
 
 use super::{Candidate, Simulation};
+use crate::spec::Input;
 
 /// What predictions of a kind were compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -29,20 +30,29 @@ impl Accuracy {
     ];
     /// Ours on one GPU.
     const ONE_GPU: Accuracy = Accuracy { error: 0.08, set: "steps of 124M to 13B on one H200" };
+    /// Ours with images, likewise: all of them.
+    const ONE_GPU_IMAGES: Accuracy =
+        Accuracy { error: 0.36, set: "six networks of 224 x 224 pixels on one H200" };
     /// Ours on cores.
     const CORES: Accuracy = Accuracy { error: 0.19, set: "34 layouts of four ranks on two cores" };
 }
 
 impl Simulation<'_> {
     /// How far estimates of such a candidate were off; none where nothing of its kind was ever measured: this
-    /// program has run on one GPU at a time, and Megatron-Core's runs are not among those compared.
+    /// program has run on one GPU at a time, Megatron-Core's runs are not among those compared, and those of the
+    /// others are of language models.
     pub fn accuracy(&self, candidate: &Candidate) -> Option<Accuracy> {
+        let images = matches!(self.plan.model.input, Input::Image { .. });
         if self.engine.is_ours() {
             return match (self.cluster.node.cores, candidate.ranks()) {
                 (true, _) => Some(Accuracy::CORES),
+                (false, 1) if images => Some(Accuracy::ONE_GPU_IMAGES),
                 (false, 1) => Some(Accuracy::ONE_GPU),
                 (false, _) => None,
             };
+        }
+        if images {
+            return None;
         }
         let known = Accuracy::PUBLISHED.iter().find(|(engines, _)| engines.contains(&self.engine.name));
         known.map(|(_, accuracy)| *accuracy)
