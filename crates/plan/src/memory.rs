@@ -346,8 +346,8 @@ impl<'a> Prediction<'a> {
                 (shards(&all), stored.saturating_mul(each_gradient))
             }
             DataParallelMode::Sharded(_) => {
-                // Those of tied parameters are complete until the last use has made its gradient; they are rounded for
-                // their message before what arrives last.
+                // Those of tied parameters are complete until the last use has made its gradient; they are
+                // rounded for their message before what arrives last.
                 let tied = sum(&mut tied.iter().map(|one| one.elements));
                 let is_rounded =
                     blocks.len() == 1 && arrive_last(&vectors, precision.size(), self.batch.micro_batches);

@@ -35,7 +35,8 @@ fn megatron_on_a100() {
     }
 }
 
-/// AxoNN, SAMO and Sputnik in all twelve cells; DeepSpeed-3D, whose layouts are not published, a little further off.
+/// AxoNN, SAMO and Sputnik in all twelve cells; DeepSpeed-3D, whose layouts are not published, a little
+/// further off.
 #[test]
 fn samo_on_summit() {
     let table = samo();

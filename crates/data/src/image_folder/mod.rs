@@ -154,8 +154,8 @@ impl ImageFolder {
         Ok(DataFacts { vocab: None, image, classes: Some(classes.len()) })
     }
 
-    /// All pictures of a folder of classes, to evaluate a model on, which knows `classes` of them, or as many; less
-    /// the damaged ones, unless they are an error.
+    /// All pictures of a folder of classes, to evaluate a model on, which knows `classes` of them, or as
+    /// many; less the damaged ones, unless they are an error.
     pub(crate) fn for_evaluation(
         path: &Path,
         frame: PictureFrame,

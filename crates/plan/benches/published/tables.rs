@@ -236,9 +236,9 @@ pub fn searched(job: &Simulation, devices: usize) -> Estimate {
     search.run().unwrap().ranked.into_iter().next().expect("a layout that fits")
 }
 
-/// A 3 x 3 convolution of 64 channels, batch 32, f32, tiled over V100s (Jin, Ginsburg & Keutzer 2018; Dryden et al.
-/// 2019): side, GPUs, and how many times as fast as one, published and predicted. A layer's time is what four more
-/// of it add to a network.
+/// A 3 x 3 convolution of 64 channels, batch 32, f32, tiled over V100s (Jin, Ginsburg & Keutzer 2018; Dryden
+/// et al. 2019): side, GPUs, and how many times as fast as one, published and predicted. A layer's time is
+/// what four more of it add to a network.
 pub fn spatial() -> Vec<(usize, usize, [f64; 2])> {
     let summit = builtin("summit").unwrap();
     let layer = |side: usize, gpus: usize| {

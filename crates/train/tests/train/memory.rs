@@ -86,7 +86,8 @@ fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
     for (number, (stages, base, again)) in models.into_iter().enumerate() {
         for (place, schedule) in SCHEDULES.into_iter().enumerate() {
             for (i, recompute) in again.iter().enumerate() {
-                // In the short form one for each model and schedule: each schedule has all of them, and each model.
+                // In the short form one for each model and schedule: each schedule has all of them, and each
+                // model.
                 if !espalier_testing::long() && i != (number + place) % again.len() {
                     continue;
                 }
