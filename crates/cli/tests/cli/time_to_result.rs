@@ -167,7 +167,7 @@ fn mistakes_get_one_sentence() {
         (format!("--study {tiny} --fits 80GB"), "`--fits` is for one batch and one sparsity"),
         (
             format!("--study {tiny} --gpus 4 --batches 7 --layout data=4"),
-            "`train.batch` is 7, and no layout of 4 devices",
+            "`--layout data` leaves no layout: replicas must divide both 4 devices and the batch of 7",
         ),
         (
             format!("--study {tiny} --batches 8,0"),
