@@ -2,9 +2,7 @@
 //! which batch and pruned how far. The steps are a study's or a person's, the time of a step is the search's.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 
 use anyhow::Result;
 use clap::Args;
@@ -17,6 +15,7 @@ use espalier_plan::time_to_result::{ConvergenceCurve, ResultChoice, ResultTimes}
 use espalier_study::StudyFolder;
 use espalier_study::summary::CellSummary;
 use espalier_train::Error;
+use rayon::prelude::*;
 use serde_json::Value;
 
 use super::ranges::{amount, doublings, sparsities};
@@ -134,12 +133,13 @@ pub fn answer(request: &PlanRequest) -> Result<Value> {
         runs.extend(batches.into_iter().map(|batch| BatchSearch { curve, run: run.clone(), batch }));
     }
     let spinner = Mutex::new(Spinner::new(runs.len()));
-    let found = on_all_cores(&runs, |search| {
+    let search = |search: &BatchSearch| {
         let what =
             format!("searching layouts for batch {}, sparsity {}", search.batch, search.curve.sparsity);
         spinner.lock().unwrap_or_else(PoisonError::into_inner).next(&what);
         search.run(request, &gpus)
-    });
+    };
+    let found: Vec<_> = runs.par_iter().map(search).collect();
     drop(spinner);
     let mut result = ResultTimes {
         model: request.plan.model.name.clone(),
@@ -231,28 +231,6 @@ impl BatchSearch<'_> {
     }
 }
 
-/// What becomes of each item, in their order.
-fn on_all_cores<T: Sync, R: Send>(items: &[T], each: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(items.len());
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some((index, item)) = {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    items.get(index).map(|item| (index, item))
-                } {
-                    let result = each(item);
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
-                }
-            });
-        }
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, result)| result).collect()
-}
-
 /// Numbers of GPUs: those that were asked for, or powers of two up to the size of the cluster.
 fn gpus(request: &PlanRequest) -> Result<Vec<usize>> {
     let arguments = request.arguments;
@@ -260,16 +238,14 @@ fn gpus(request: &PlanRequest) -> Result<Vec<usize>> {
         return request.devices();
     }
     let node = request.cluster.node.devices;
-    let most = match (request.cluster.network, request.cluster.nodes) {
-        (None, _) => node,
-        (Some(_), Some(nodes)) => nodes.saturating_mul(node),
-        (Some(_), None) => MOST_GPUS.max(node),
+    let size = match (request.cluster.network, request.cluster.nodes) {
+        (None, _) => Some(node),
+        (Some(_), nodes) => nodes.map(|nodes| nodes.saturating_mul(node)),
     };
+    let most = size.unwrap_or(MOST_GPUS.max(node));
     let doubled = std::iter::successors(Some(1usize), |number| number.checked_mul(2));
     let mut all: Vec<usize> = doubled.take_while(|number| *number <= most).collect();
-    if request.cluster.network.is_none() && all.last() != Some(&node) {
-        all.push(node);
-    }
+    all.extend(size.filter(|size| all.last() != Some(size)));
     Ok(all)
 }
 
@@ -411,13 +387,6 @@ fn differences(request: &PlanRequest, studied: &RunFile) -> Result<Vec<String>> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn items_come_back_in_their_order() {
-        let items: Vec<usize> = (0..100).collect();
-        assert_eq!(on_all_cores(&items, |item| 2 * item), (0..200).step_by(2).collect::<Vec<_>>());
-        assert!(on_all_cores(&[], |item: &usize| *item).is_empty());
-    }
 
     #[test]
     fn constants_are_two_numbers_and_a_sparsity() {
