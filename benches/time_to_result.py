@@ -86,7 +86,7 @@ def between(cells, batch):
 
 
 def trained(run, out, goal):
-    """Steps to the goal, and the time of these steps; none where it was not reached."""
+    """Steps to the goal; none where it was not reached."""
     log = open(out + ".log", "w")
     process = subprocess.Popen([BINARY, "train", run, "--out", out], stdout=log, stderr=log)
     metrics, lines, reached = os.path.join(out, "metrics.jsonl"), [], None
@@ -103,19 +103,14 @@ def trained(run, out, goal):
         process.send_signal(signal.SIGINT)
     process.wait()
     log.close()
-    # From the end of one validation to the last step before the next; the first stretch, in which a run also begins, is taken as long as the others.
-    stretches, since, at = [], None, 0
-    for line in lines:
-        if reached is not None and line["step"] > reached:
-            break
-        if "validation" in line:
-            since, at = line["time"], line["step"]
-        elif "loss" in line and since is not None and line["step"] > at:
-            stretches.append((line["step"] - at, line["time"] - since))
-            since = None
-    steps = sum(steps for steps, _ in stretches)
-    each = sum(seconds for _, seconds in stretches) / steps if steps else None
-    return reached, each
+    return reached
+
+
+def step_seconds(run, out, steps):
+    """The median step of a run that is not evaluated on the way: after each evaluation the first steps wait for what otherwise is queued ahead."""
+    subprocess.run(["rm", "-rf", out])
+    never = ["--set", f"train.steps={steps}", "--set", f"train.eval_every={steps}", "--set", f"train.log_every={steps}"]
+    return 1e-3 * espalier("train", run, "--out", out, *never, "--json")["step_ms"]
 
 
 def check(name, cluster):
@@ -156,12 +151,13 @@ def check(name, cluster):
             espalier("plan", stem + ".toml", "--cluster", cluster, "--gpus", str(number), "--apply", stem + "-laid-out.toml", "--force", "--json")
             subprocess.run(["rm", "-rf", stem])
             found.append(trained(stem + "-laid-out.toml", stem, goal))
-        reached = [(steps, each) for steps, each in found if steps and each]
-        rows.append((sparsity, number, point, reached, len(found)))
+        reached = [steps for steps in found if steps]
+        each = step_seconds(stem + "-laid-out.toml", stem, max([200, *reached])) if reached else None
+        rows.append((sparsity, number, point, reached, each, len(found)))
     print(f"\n{study['name']}, batch {batch} (not among {batches}), seeds {options.seeds}, to a validation {goal_field} of {goal_value}")
     print("| sparsity | ranks | layout | K* | steps predicted (interval) | steps measured | step ms predicted | measured | s predicted (interval) | s measured, median | measured/predicted |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for sparsity, number, point, reached, runs in rows:
+    for sparsity, number, point, reached, each, runs in rows:
         interval = point["steps_interval"]
         shown = f"{point['k_star']} | {point['steps']}" + (f" ({interval[0]} to {interval[1]})" if interval else "")
         seconds, step_ms = 3600 * point["hours"], 1e3 * point["step_seconds"]
@@ -170,9 +166,8 @@ def check(name, cluster):
         if not reached:
             print(f"| {sparsity} | {number} | {point['described']} | {shown} | none of {runs} reached the goal | {step_ms:.3f} | - | {seconds:.2f}{within} | - | - |")
             continue
-        times = [steps * each for steps, each in reached]
-        measured, each = statistics.median(times), statistics.median(each for _, each in reached)
-        counted = ", ".join(str(steps) for steps, _ in reached) + (f"; {runs - len(reached)} not" if len(reached) < runs else "")
+        measured = each * statistics.median(reached)
+        counted = ", ".join(map(str, reached)) + (f"; {runs - len(reached)} not" if len(reached) < runs else "")
         inside = "" if not ends else " (inside)" if ends[0] <= measured <= ends[1] else " (outside)"
         print(f"| {sparsity} | {number} | {point['described']} | {shown} | {counted} | {step_ms:.3f} | {1e3 * each:.3f} | {seconds:.2f}{within} | {measured:.2f}{inside} | {measured / seconds:.2f} |", flush=True)
 

@@ -1,6 +1,8 @@
 //! Convolution of images with few channels on a GPU, where cuDNN does not serve: the first layer of a small
 //! network, whose windows have so few elements that the tiles of a product would mostly be padding.
 
+use std::ops::RangeInclusive;
+
 use super::ConvDims;
 use super::kernels::{SOURCE, shape};
 use crate::cuda::{Args, Build, Cuda};
@@ -18,8 +20,11 @@ const WINDOW: usize = 64;
 const SHARED: usize = 40 << 10;
 /// Pixels that a block of the weight's gradient takes at a time.
 const AT_A_TIME: usize = 64;
-/// About as many blocks as the sum over pixels is split into.
-const BLOCKS: usize = 192;
+/// About as many blocks as the sum over pixels is split into: few where there are few pixels, since splits have
+/// to be added up, and some for each multiprocessor where there are many.
+const BLOCKS: RangeInclusive<usize> = 192..=1056;
+/// Pixels that are worth a block beyond the fewest.
+const BLOCK_PIXELS: usize = 2048;
 
 /// Whether these kernels take a convolution. In bf16 the tensor cores are faster.
 pub(super) fn serves(z: &ConvDims, dtype: DType) -> bool {
@@ -60,7 +65,8 @@ pub(super) fn forward(
 pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &ConvDims) -> Result<Tensor> {
     let pixels = z.batch * z.oh * z.ow;
     // How the sum is split follows from the shapes, so that it repeats.
-    let pixels_per_split = pixels.div_ceil(BLOCKS).next_multiple_of(AT_A_TIME);
+    let blocks = (pixels / BLOCK_PIXELS).clamp(*BLOCKS.start(), *BLOCKS.end());
+    let pixels_per_split = pixels.div_ceil(blocks).next_multiple_of(AT_A_TIME);
     let splits = pixels.div_ceil(pixels_per_split);
     let mut partial =
         Tensor::empty(&x.device(), &[splits, z.o, z.window()], DType::F32, Category::Workspace)?;
