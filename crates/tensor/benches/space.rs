@@ -137,9 +137,9 @@ impl Bench<'_> {
         for (side, c) in [(24, 32), (32, 64), (16, 128)] {
             let shape = [128, side, side, c];
             let x = self.tensor(&shape);
-            let y = pool::max_forward(&x, pool).unwrap();
-            let forward = self.time(|| pool::max_forward(&x, pool).unwrap());
-            let backward = self.time(|| pool::max_backward(&y, &x, pool).unwrap());
+            let (y, places) = pool::max_forward(&x, pool, true).unwrap();
+            let forward = self.time(|| pool::max_forward(&x, pool, true).unwrap());
+            let backward = self.time(|| pool::max_backward(&y, &places, pool, &shape).unwrap());
             let mean = self.time(|| pool::avg_forward(&x, pool).unwrap());
             let spread = self.time(|| pool::avg_backward(&y, pool, &shape).unwrap());
             println!("pool {side} x {c}: max {forward:.2} {backward:.2}, avg {mean:.2} {spread:.2} ms");

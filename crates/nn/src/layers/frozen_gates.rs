@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::activation::{self, ActivationFn};
-use espalier_tensor::ops::pool::{self, PoolParams};
+use espalier_tensor::ops::pool;
 
-use super::{BackwardContext, ForwardContext, Layer};
+use super::{BackwardContext, ForwardContext, Layer, MaxPool};
 use crate::Result;
 
 /// The states of a model's gates: those of the last pass, or those that passes have to follow.
@@ -88,27 +88,30 @@ impl Layer for FrozenRelu {
     }
 }
 
-/// Max pool; the input says which of a window is taken.
+/// Max pool; its places say which of a window is taken.
 #[derive(Debug)]
 pub(crate) struct FrozenMaxPool {
     pub gate: FrozenGate,
-    pub pool: PoolParams,
+    pub pool: MaxPool,
 }
 
 impl Layer for FrozenMaxPool {
     fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
-        if let Some(like) = self.gate.frozen() {
-            let y = pool::max_take(&x, &like, self.pool)?;
-            ctx.stash.push(like);
-            return Ok(y);
-        }
-        let y = pool::max_forward(&x, self.pool)?;
-        self.gate.record(&x);
-        ctx.stash.push(x);
+        let (y, places) = match self.gate.frozen() {
+            Some(places) => (pool::max_take(&x, &places, self.pool.pool)?, places),
+            None => pool::max_forward(&x, self.pool.pool, false)?,
+        };
+        self.gate.record(&places);
+        ctx.stash.push(places);
         Ok(y)
     }
 
-    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
-        Ok(Some(pool::max_backward(&dy, &ctx.stash.pop(), self.pool)?))
+    fn backward(
+        &self,
+        dy: Tensor,
+        ctx: &mut BackwardContext<'_>,
+        input_gradient: bool,
+    ) -> Result<Option<Tensor>> {
+        self.pool.backward(dy, ctx, input_gradient)
     }
 }

@@ -7,19 +7,27 @@ use espalier_tensor::ops::{layout, pool};
 use super::{BackwardContext, ForwardContext, Layer};
 use crate::Result;
 
-/// The largest of each window.
+/// The largest of each window. Leaves the places of the maxima, which say what ReLU behind it lets through too.
 #[derive(Debug)]
-pub(crate) struct MaxPool(pub PoolParams);
+pub(crate) struct MaxPool {
+    /// Height, width and channels of the input.
+    pub input: [usize; 3],
+    pub pool: PoolParams,
+    /// Whether ReLU stands behind it.
+    pub relu: bool,
+}
 
 impl Layer for MaxPool {
     fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
-        let y = pool::max_forward(&x, self.0)?;
-        ctx.stash.push(x);
+        let (y, places) = pool::max_forward(&x, self.pool, self.relu)?;
+        ctx.stash.push(places);
         Ok(y)
     }
 
     fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
-        Ok(Some(pool::max_backward(&dy, &ctx.stash.pop(), self.0)?))
+        let [h, w, c] = self.input;
+        let shape = [dy.shape()[0], h, w, c];
+        Ok(Some(pool::max_backward(&dy, &ctx.stash.pop(), self.pool, &shape)?))
     }
 }
 

@@ -246,11 +246,11 @@ impl<'a> Builder<'a> {
             spec::LayerSpec::Linear(_) | spec::LayerSpec::TiedLinear(_) | spec::LayerSpec::Conv(_) => {
                 unreachable!("each is built with what stands beside it")
             }
-            &spec::LayerSpec::MaxPool(spec::MaxPool { kernel, stride, padding }) => {
-                let pool = PoolParams { kernel, stride, padding: padding_of(padding) };
+            spec::LayerSpec::MaxPool(pool) => {
+                let pool = self.max_pool(pool, false);
                 match &self.frozen_gates {
                     Some(frozen_gates) => Box::new(FrozenMaxPool { gate: frozen_gates.add(), pool }),
-                    None => Box::new(MaxPool(pool)),
+                    None => Box::new(pool),
                 }
             }
             &spec::LayerSpec::AvgPool(spec::AvgPool { kernel, stride }) => Box::new(AvgPool {

@@ -45,7 +45,9 @@ fn what_does_not_fit_the_data() {
     insta::assert_snapshot!(sentence("", DataFacts::default()), @"`model.vocab` is missing: the number of tokens in the data is unknown");
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"", TEXT), @"`data.kind` gives no images, but the model resnet8 takes them");
     let tiny = DataFacts { image: Some((16, 16, 3)), ..IMAGES };
-    insta::assert_snapshot!(sentence("[model]\nname = \"vgg-16\"", tiny), @"`model`: layer 30 (max_pool): a window of 2 x 2 is larger than an image of 1 x 1 x 512");
+    insta::assert_snapshot!(sentence("[model]\nname = \"vgg-16\"", tiny), @"`model`: layer 29 (max_pool): a window of 2 x 2 is larger than an image of 1 x 1 x 512");
+    let wide = "[model]\nname = \"custom\"\nlayers = [{type=\"max_pool\", kernel=16}]";
+    insta::assert_snapshot!(sentence(wide, IMAGES), @"`model`: layer 0 (max_pool): a window of 16 x 16 is larger than 15 x 15, the most that a max pool takes");
     let custom = "[model]\nname = \"custom\"\nlayers = [{type=\"flatten\"}, {type=\"linear\", output=7}]";
     insta::assert_snapshot!(sentence(custom, IMAGES), @"`model`: output: the last layer must give a vector of 10 (one logit a class), got a vector of 7");
 }

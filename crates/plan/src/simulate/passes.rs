@@ -313,8 +313,8 @@ impl PassContext<'_> {
     }
 }
 
-/// What layer `i` takes beside a batch norm that does it on its way: ReLU, and the sum of a residual layer between
-/// them (`nn/model/builder/cnn`). None where it runs by itself.
+/// What layer `i` takes beside a batch norm or a max pool that does it on its way: ReLU, and the sum of a residual
+/// layer between a norm and ReLU (`nn/model/builder/cnn`). None where it runs by itself.
 fn fused_pass(layers: &[LayerSpec], i: usize) -> Option<MemoryPass> {
     let is_relu = |layer: &LayerSpec| matches!(layer, LayerSpec::Activation(Activation::Relu));
     let is_norm = |layer: &LayerSpec| matches!(layer, LayerSpec::BatchNorm(_));
@@ -331,6 +331,7 @@ fn fused_pass(layers: &[LayerSpec], i: usize) -> Option<MemoryPass> {
         relu if is_relu(relu) && before.is_some_and(is_norm) => {
             times(0.0, if matches!(next, Some(LayerSpec::Conv(_))) { 1.0 } else { 0.0 })
         }
+        relu if is_relu(relu) && matches!(before, Some(LayerSpec::MaxPool(_))) => times(0.0, 0.0),
         // The output is read, and the gradient of the sum written.
         relu if is_relu(relu) && before.is_some_and(ends_in_norm) => times(0.0, 2.0),
         // The shortcut is read; on the way back the norm of the block before reads both gradients of the input.

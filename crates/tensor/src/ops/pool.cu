@@ -4,15 +4,15 @@
 // input pixel in a backward pass, where it gathers from the windows that see the pixel, so sums have a fixed order);
 // N = LANES (4 f32, 8 bf16) if c divides by it, else 1.
 //
-// pool_max_forward(x, y, places, size): y, and where in its window (rows first) each maximum is; either may be null.
-//   places: u8 [batch, oh, ow, c], 16-byte aligned; kernel <= 16 if it is given.
-// pool_max_take(x, places, y, size): what x has at these places.
-// pool_max_backward(dy, places, dx, size): from the places, which a second pool_max_forward without y finds.
-// pool_max_backward_apart(dy, x, dx, size): the same where every pixel lies in one window (kernel = stride, h = oh kernel, w = ow kernel,
-//   no padding): a thread finds the maximum of its window again and writes all of the window's gradients.
+// pool_max_forward(x, y, places, relu, size): y, and where in its window each maximum is: u8 [batch, oh, ow, c], 16-byte
+//   aligned, u kernel + v for row u and column v of the window, padding counted; kernel <= 15. With relu, what is not
+//   above zero has the place NOWHERE.
+// pool_max_take(x, places, y, size): what x has at these places, of which none is NOWHERE.
+// pool_max_backward(dy, places, dx, size); pool_max_backward_two likewise for stride 2 and windows of 2 or 3, where a
+//   thread makes a square of 2 x 2 pixels, which the same windows see.
 // pool_mean_forward(x, y, size), pool_mean_backward(dy, dx, size)
-//   grid ceil(pixels c / N / 256), block 256; pixels = batch oh ow forward and apart, batch h w in the other backward passes.
-//   There are fewer than 2^32 threads.
+//   grid ceil(pixels c / N / 256), block 256; pixels = batch oh ow forward, batch h w backward, or as many squares: along a
+//   side ceil((before + size) / 2) - before / 2. There are fewer than 2^32 threads.
 // pool_global_mean(x, y, pixels, of, c): y: T [batch, c], the sum of each image's h w pixels over the `of` that it is a
 //   tile of, with more threads on each than pool_mean_forward has. Column geometry (lanes.cuh) with one piece per
 //   image: grid.y = batch <= 65535.
@@ -85,7 +85,7 @@ DEVICE Place place(const Size& s, int height, int width) {
     return p;
 }
 
-DEVICE bool nan(float x) { return x != x; }
+enum : u32 { NOWHERE = 255 };
 
 // N bytes at once, N = 1, 4 or 8.
 template <int N>
@@ -116,97 +116,101 @@ DEVICE void load_bytes(const u8* at, u32 (&x)[N]) {
     }
 }
 
-// Calls visit(at, offset) for each pixel that is seen, rows first: its number in the window, and how far it is from the image's first.
-template <class Visit>
-DEVICE void each_pixel(const Size& s, Range rows, Range columns, Visit visit) {
-    u32 at = 0;
-    for (int i = rows.start; i < rows.end; ++i)
-        for (int j = columns.start; j < columns.end; ++j, ++at)
-            visit(at, (static_cast<i64>(i) * s.columns.size + j) * s.c);
-}
-
-// The largest of a window and where in it they are; x stands at the image's first pixel.
-template <int N>
-DEVICE void largest(const T* __restrict__ x, const Size& s, Range rows, Range columns, float (&best)[N], u32 (&where)[N]) {
-    each_pixel(s, rows, columns, [&](u32 at, i64 offset) {
-        float v[N];
-        load(x + offset, v);
-        for (int k = 0; k < N; ++k) {
-            // A NaN, once found, stays.
-            const bool larger = at == 0 || v[k] > best[k] || (nan(v[k]) && !nan(best[k]));
-            best[k] = larger ? v[k] : best[k];
-            where[k] = larger ? at : where[k];
-        }
-    });
-}
-
-template <int N>
-DEVICE void max_forward(const T* __restrict__ x, T* __restrict__ y, u8* __restrict__ places, const Size& s) {
+// K: the window's side, 0 where it is known at run time only.
+template <int N, int K>
+DEVICE void max_forward(const T* __restrict__ x, T* __restrict__ y, u8* __restrict__ places, bool relu, const Size& s) {
     const Place p = place<N>(s, s.rows.count, s.columns.count);
     if (!p.inside) return;
+    const int kernel = K ? K : s.kernel, line = s.columns.size * s.c;
+    const int top = p.i * s.stride - s.rows.before, left = p.j * s.stride - s.columns.before;
+    x += (p.image * s.rows.size + top) * line + static_cast<i64>(left) * s.c + p.channel;
     float best[N];
-    u32 where[N] = {};
-    largest(x + p.image * s.rows.size * s.columns.size * s.c + p.channel, s, window(s, s.rows, p.i),
-            window(s, s.columns, p.j), best, where);
-    if (y) store(y + p.index, best);
-    if (places) store_bytes(places + p.index, where);
+    u32 where[N];
+    for (int k = 0; k < N; ++k) best[k] = -INFINITY_F, where[k] = max(-top, 0) * kernel + max(-left, 0);
+#pragma unroll
+    for (int u = 0; u < kernel; ++u) {
+#pragma unroll
+        for (int v = 0; v < kernel; ++v) {
+            float seen[N];
+            // What lies past the image is larger than nothing; loads without branches between them run side by side.
+            for (int k = 0; k < N; ++k) seen[k] = -INFINITY_F;
+            if (static_cast<u32>(top + u) < static_cast<u32>(s.rows.size) &&
+                static_cast<u32>(left + v) < static_cast<u32>(s.columns.size))
+                load(x + (u * line + v * s.c), seen);
+            for (int k = 0; k < N; ++k) {
+                const bool larger = seen[k] > best[k] || seen[k] != seen[k];
+                best[k] = larger ? seen[k] : best[k];
+                where[k] = larger ? u * kernel + v : where[k];
+            }
+        }
+    }
+    for (int k = 0; k < N; ++k) {
+        where[k] = relu && !(best[k] > 0.0f) ? NOWHERE : where[k];
+        best[k] = relu && best[k] < 0.0f ? 0.0f : best[k];
+    }
+    store(y + p.index, best);
+    store_bytes(places + p.index, where);
 }
 
 template <int N>
 DEVICE void max_take(const T* __restrict__ x, const u8* __restrict__ places, T* __restrict__ y, const Size& s) {
     const Place p = place<N>(s, s.rows.count, s.columns.count);
     if (!p.inside) return;
-    const Range rows = window(s, s.rows, p.i), columns = window(s, s.columns, p.j);
+    const int top = p.i * s.stride - s.rows.before, left = p.j * s.stride - s.columns.before;
     x += p.image * s.rows.size * s.columns.size * s.c + p.channel;
-    const u32 across = columns.end - columns.start;
     u32 where[N];
     load_bytes(places + p.index, where);
     float taken[N];
     for (int k = 0; k < N; ++k) {
-        const i64 i = rows.start + where[k] / across, j = columns.start + where[k] % across;
+        const i64 i = top + static_cast<int>(where[k]) / s.kernel, j = left + static_cast<int>(where[k]) % s.kernel;
         taken[k] = to_f32(x[(i * s.columns.size + j) * s.c + k]);
     }
     store(y + p.index, taken);
 }
 
-template <int N>
+// B x B pixels, counted from the first one of padding on; if B > 1 that is the stride, so one window begins with them,
+// and those before it see them too.
+template <int N, int B, int K>
 DEVICE void max_backward(const T* __restrict__ dy, const u8* __restrict__ places, T* __restrict__ dx, const Size& s) {
-    const Place p = place<N>(s, s.rows.size, s.columns.size);
+    const int kernel = K ? K : s.kernel, stride = B > 1 ? B : s.stride;
+    const int above = s.rows.before / B, beside = s.columns.before / B;
+    const Place p = place<N>(s, (s.rows.before + s.rows.size + B - 1) / B - above,
+                             (s.columns.before + s.columns.size + B - 1) / B - beside);
     if (!p.inside) return;
-    const Range above = seen_by(s, s.rows, p.i), beside = seen_by(s, s.columns, p.j);
+    const int first_i = (p.i + above) * B, first_j = (p.j + beside) * B;
+    const int window_i = B > 1 ? p.i + above : first_i / stride, window_j = B > 1 ? p.j + beside : first_j / stride;
+    const int into_i = B > 1 ? 0 : first_i - window_i * stride, into_j = B > 1 ? 0 : first_j - window_j * stride;
     const i64 image = p.image * s.rows.count * s.columns.count * s.c + p.channel;
-    float sum[N] = {};
-    for (int i = above.start; i < above.end; ++i) {
-        const Range rows = window(s, s.rows, i);
-        for (int j = beside.start; j < beside.end; ++j) {
-            const Range columns = window(s, s.columns, j);
-            const u32 own = (p.i - rows.start) * (columns.end - columns.start) + p.j - columns.start;
-            const i64 at = image + (static_cast<i64>(i) * s.columns.count + j) * s.c;
+    float sum[B][B][N] = {};
+    // From the first window that sees them on, as on the host: sums have one order.
+#pragma unroll
+    for (int back_i = (kernel - 1) / stride; back_i >= 0; --back_i) {
+#pragma unroll
+        for (int back_j = (kernel - 1) / stride; back_j >= 0; --back_j) {
+            const int i = window_i - back_i, j = window_j - back_j;
+            if (static_cast<u32>(i) >= static_cast<u32>(s.rows.count) ||
+                static_cast<u32>(j) >= static_cast<u32>(s.columns.count))
+                continue;
+            const i64 at = image + static_cast<i64>(i * s.columns.count + j) * s.c;
             float d[N];
             u32 where[N];
             load(dy + at, d);
             load_bytes(places + at, where);
-            for (int k = 0; k < N; ++k) sum[k] += where[k] == own ? d[k] : 0.0f;
+#pragma unroll
+            for (int square = 0; square < B * B; ++square) {
+                const int u = into_i + back_i * stride + square / B, v = into_j + back_j * stride + square % B;
+                if (u >= kernel || v >= kernel) continue;
+                const u32 own = u * kernel + v;
+                for (int k = 0; k < N; ++k) sum[square / B][square % B][k] += where[k] == own ? d[k] : 0.0f;
+            }
         }
     }
-    store(dx + p.index, sum);
-}
-
-template <int N>
-DEVICE void max_backward_apart(const T* __restrict__ dy, const T* __restrict__ x, T* __restrict__ dx, const Size& s) {
-    const Place p = place<N>(s, s.rows.count, s.columns.count);
-    if (!p.inside) return;
-    const Range rows = {p.i * s.kernel, (p.i + 1) * s.kernel}, columns = {p.j * s.kernel, (p.j + 1) * s.kernel};
-    const i64 image = p.image * s.rows.size * s.columns.size * s.c + p.channel;
-    float best[N], d[N];
-    u32 where[N] = {};
-    load(dy + p.index, d);
-    largest(x + image, s, rows, columns, best, where);
-    each_pixel(s, rows, columns, [&](u32 at, i64 offset) {
-        float own[N];
-        for (int k = 0; k < N; ++k) own[k] = where[k] == at ? d[k] : 0.0f;
-        store(dx + image + offset, own);
-    });
+#pragma unroll
+    for (int square = 0; square < B * B; ++square) {
+        const int i = first_i + square / B - s.rows.before, j = first_j + square % B - s.columns.before;
+        if (i < 0 || i >= s.rows.size || j < 0 || j >= s.columns.size) continue;
+        store(dx + ((p.image * s.rows.size + i) * s.columns.size + j) * s.c + p.channel, sum[square / B][square % B]);
+    }
 }
 
 template <int N>
@@ -265,11 +269,21 @@ DEVICE void global_mean(const T* __restrict__ x, T* __restrict__ y, i64 pixels, 
     if (threadIdx.y == 0 && column < c) store(y + blockIdx.y * c + column, sum);
 }
 
-KERNEL(256) pool_max_forward(const T* x, T* y, u8* places, Size s) {
-    if (s.c % LANES == 0)
-        max_forward<LANES>(x, y, places, s);
+template <int N>
+DEVICE void max_forward_by_window(const T* x, T* y, u8* places, bool relu, const Size& s) {
+    if (s.kernel == 3)
+        max_forward<N, 3>(x, y, places, relu, s);
+    else if (s.kernel == 2)
+        max_forward<N, 2>(x, y, places, relu, s);
     else
-        max_forward<1>(x, y, places, s);
+        max_forward<N, 0>(x, y, places, relu, s);
+}
+
+KERNEL(256) pool_max_forward(const T* x, T* y, u8* places, int relu, Size s) {
+    if (s.c % LANES == 0)
+        max_forward_by_window<LANES>(x, y, places, relu, s);
+    else
+        max_forward_by_window<1>(x, y, places, relu, s);
 }
 
 KERNEL(256) pool_max_take(const T* x, const u8* places, T* y, Size s) {
@@ -281,16 +295,24 @@ KERNEL(256) pool_max_take(const T* x, const u8* places, T* y, Size s) {
 
 KERNEL(256) pool_max_backward(const T* dy, const u8* places, T* dx, Size s) {
     if (s.c % LANES == 0)
-        max_backward<LANES>(dy, places, dx, s);
+        max_backward<LANES, 1, 0>(dy, places, dx, s);
     else
-        max_backward<1>(dy, places, dx, s);
+        max_backward<1, 1, 0>(dy, places, dx, s);
 }
 
-KERNEL(256) pool_max_backward_apart(const T* dy, const T* x, T* dx, Size s) {
-    if (s.c % LANES == 0)
-        max_backward_apart<LANES>(dy, x, dx, s);
+template <int N>
+DEVICE void max_backward_two(const T* dy, const u8* places, T* dx, const Size& s) {
+    if (s.kernel == 3)
+        max_backward<N, 2, 3>(dy, places, dx, s);
     else
-        max_backward_apart<1>(dy, x, dx, s);
+        max_backward<N, 2, 2>(dy, places, dx, s);
+}
+
+KERNEL(256) pool_max_backward_two(const T* dy, const u8* places, T* dx, Size s) {
+    if (s.c % LANES == 0)
+        max_backward_two<LANES>(dy, places, dx, s);
+    else
+        max_backward_two<1>(dy, places, dx, s);
 }
 
 KERNEL(256) pool_global_mean(const T* x, T* y, i64 pixels, i64 of, i64 c) {

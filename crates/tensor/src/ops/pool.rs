@@ -4,6 +4,9 @@
 //! its window (rows first), that of a mean to all elements alike; where windows overlap the gradients add up.
 //! Channels are the fastest axis, so every loop over them is a vector loop. What a window sees past the image is
 //! never its maximum and does not count in its mean.
+//!
+//! A maximum leaves its place, a byte each, and its backward pass reads nothing else: neither x nor y is kept.
+//! ReLU behind it is a part of it, since a place can also say that no gradient passes.
 
 pub(crate) mod cuda;
 #[cfg(test)]
@@ -11,10 +14,11 @@ mod tests;
 
 use std::ops::Range;
 
+use super::chunks::each;
 use super::image;
 use super::padding::{self, Padding};
 use crate::device::Device;
-use crate::dtype::{Element, Float};
+use crate::dtype::{DType, Element, Float};
 use crate::error::Result;
 use crate::memory::Category;
 use crate::simd;
@@ -36,9 +40,12 @@ impl PoolParams {
     /// The windows along a side of `size` pixels with so many more before and behind them.
     fn windows(&self, size: usize, padding: [usize; 2]) -> Vec<PoolWindow> {
         let [before, _] = padding;
-        let window = |start: usize| start.saturating_sub(before)..(start + self.kernel - before).min(size);
+        let window = |start: usize| {
+            let pixels = start.saturating_sub(before)..(start + self.kernel - before).min(size);
+            PoolWindow { of: pixels.len(), pixels, skipped: before.saturating_sub(start) }
+        };
         let count = padding::count(size, padding, self.kernel, self.stride);
-        (0..count).map(|i| PoolWindow::full_size(window(i * self.stride))).collect()
+        (0..count).map(|i| window(i * self.stride)).collect()
     }
 
     /// The windows of images of this shape.
@@ -49,6 +56,12 @@ impl PoolParams {
         let first = [rows[0], columns[0]];
         let (rows, columns) = (self.windows(shape[1], rows), self.windows(shape[2], columns));
         WindowGrid { shape, rows, columns, first, full_size: [shape[1], shape[2]] }
+    }
+
+    /// The same for maxima.
+    fn max_grid(&self, shape: &[usize]) -> WindowGrid {
+        assert!(self.kernel <= WIDEST_MAX, "a maximum of {0} x {0} pixels", self.kernel);
+        self.grid(shape)
     }
 }
 
@@ -77,7 +90,7 @@ impl Tile {
             assert!(first + here <= full_size, "{here} pixels of {full_size} from {first} on");
             let window = |pixels: Range<usize>| {
                 let inside = |at: usize| at.clamp(first, first + here) - first;
-                PoolWindow { of: pixels.len(), pixels: inside(pixels.start)..inside(pixels.end) }
+                PoolWindow { of: pixels.len(), pixels: inside(pixels.start)..inside(pixels.end), skipped: 0 }
             };
             cover(full_size, size).into_iter().map(window).collect()
         };
@@ -92,58 +105,76 @@ struct PoolWindow {
     pixels: Range<usize>,
     /// Over how many pixels its mean is taken: more, where x holds a tile of them.
     of: usize,
+    /// How many pixels of padding it begins with.
+    skipped: usize,
 }
 
 impl PoolWindow {
-    fn full_size(pixels: Range<usize>) -> PoolWindow {
-        PoolWindow { of: pixels.len(), pixels }
+    /// The pixels that it sees, each with its number in the window.
+    fn numbered(&self) -> impl Iterator<Item = (usize, usize)> {
+        (self.skipped..).zip(self.pixels.clone())
     }
 }
 
-/// The largest element of each window; NaN where it has one.
-pub fn max_forward(x: &Tensor, pool: PoolParams) -> Result<Tensor> {
-    let grid = pool.grid(x.shape());
-    match x.device() {
-        Device::Cpu(_) => with_float!(x.dtype(), T => fold(x, &grid, max_row::<T>)),
-        Device::Cuda(gpu) => cuda::max_forward(&gpu, x, &grid, pool),
+/// The widest window of a maximum: its elements are numbered by a byte, and [`NOWHERE`] is none of them.
+const WIDEST_MAX: usize = 15;
+/// The place of a maximum that ReLU lets no gradient through to.
+const NOWHERE: u8 = u8::MAX;
+
+/// The largest element of each window, or NaN where it has one, with ReLU behind it where that is wanted; and
+/// their places, u8 of the same shape: the number of the element in its window, rows first, padding counted.
+pub fn max_forward(x: &Tensor, pool: PoolParams, relu: bool) -> Result<(Tensor, Tensor)> {
+    let (grid, device) = (pool.max_grid(x.shape()), x.device());
+    let shape = grid.output_shape();
+    let mut y = Tensor::empty(&device, &shape, x.dtype(), Category::Transient)?;
+    let mut places = Tensor::empty(&device, &shape, DType::U8, Category::Transient)?;
+    match &device {
+        Device::Cpu(cpu) => with_float!(x.dtype(), T => {
+            let len = shape[1..].iter().product::<usize>().max(1);
+            let images = y.slice_mut::<T>().chunks_mut(len).zip(places.slice_mut::<u8>().chunks_mut(len));
+            let x = x.slice::<T>();
+            each(cpu, images.enumerate(), |(n, (y, places))| {
+                max_image(cpu.isa(), grid.input(x, n), y, places, &grid, pool.kernel, relu);
+            });
+        }),
+        Device::Cuda(gpu) => cuda::max_forward(gpu, x, &grid, pool, relu, [&mut y, &mut places])?,
     }
+    Ok((y, places))
 }
 
-/// What x has where each window of `like` has its largest element: a maximum whose choice is frozen.
-pub fn max_take(x: &Tensor, like: &Tensor, pool: PoolParams) -> Result<Tensor> {
-    let grid = pool.grid(x.shape());
-    assert_eq!((x.shape(), x.dtype()), (like.shape(), like.dtype()), "an image and one that chooses for it");
-    let device = x.device();
-    let cpu = match &device {
-        Device::Cpu(cpu) => cpu,
-        Device::Cuda(gpu) => return cuda::max_take(gpu, x, like, &grid, pool),
-    };
-    let mut y = Tensor::empty(&device, &grid.output_shape(), x.dtype(), Category::Transient)?;
-    let len = grid.output_shape()[1..].iter().product::<usize>().max(1);
-    with_float!(x.dtype(), T => {
-        let (x, like) = (x.slice::<T>(), like.slice::<T>());
-        cpu.for_chunks(y.slice_mut::<T>(), len, |range, y| {
-            let n = range.start / len;
-            take_max(cpu.isa(), grid.input(x, n), grid.input(like, n), y, &grid);
-        });
-    });
+/// What x has at the places of other maxima, made without ReLU: a maximum whose choice is frozen.
+pub fn max_take(x: &Tensor, places: &Tensor, pool: PoolParams) -> Result<Tensor> {
+    let (grid, device) = (pool.max_grid(x.shape()), x.device());
+    let shape = grid.output_shape();
+    assert_eq!((places.shape(), places.dtype()), (&shape[..], DType::U8), "the places of maxima");
+    let mut y = Tensor::empty(&device, &shape, x.dtype(), Category::Transient)?;
+    let len = shape[1..].iter().product::<usize>().max(1);
+    match &device {
+        Device::Cpu(cpu) => with_float!(x.dtype(), T => {
+            let (x, places) = (x.slice::<T>(), places.slice::<u8>());
+            cpu.for_chunks(y.slice_mut::<T>(), len, |range, y| {
+                let image = grid.input(x, range.start / len);
+                take_max(cpu.isa(), image, &places[range], y, &grid, pool.kernel);
+            });
+        }),
+        Device::Cuda(gpu) => cuda::max_take(gpu, x, places, &grid, pool, &mut y)?,
+    }
     Ok(y)
 }
 
-/// The gradient of [`max_forward`]'s input, which is needed again to find where the maxima were.
-pub fn max_backward(dy: &Tensor, x: &Tensor, pool: PoolParams) -> Result<Tensor> {
-    let grid = pool.grid(x.shape());
+/// The gradient of [`max_forward`]'s input, whose shape is `input_shape`, from the places that it gave.
+pub fn max_backward(dy: &Tensor, places: &Tensor, pool: PoolParams, input_shape: &[usize]) -> Result<Tensor> {
+    let (grid, device) = (pool.max_grid(input_shape), dy.device());
     assert_eq!(dy.shape(), grid.output_shape(), "the gradient of a pool's output");
-    assert_eq!(dy.dtype(), x.dtype(), "an image and its gradient have one type");
-    let device = dy.device();
+    assert_eq!((places.shape(), places.dtype()), (dy.shape(), DType::U8), "the places of maxima");
     let cpu = match &device {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(gpu) => return cuda::max_backward(gpu, dy, x, &grid, pool),
+        Device::Cuda(gpu) => return cuda::max_backward(gpu, dy, places, &grid, pool),
     };
     with_float!(dy.dtype(), T => {
-        let (dy, x) = (dy.slice::<T>(), x.slice::<T>());
+        let (dy, places) = (dy.slice::<T>(), places.slice::<u8>());
         image::sum(&device, &grid.shape, T::DTYPE, 1, |n, dx| {
-            scatter_max(cpu.isa(), grid.output(dy, n), grid.input(x, n), dx, &grid);
+            scatter_max(cpu.isa(), grid.output(dy, n), grid.output(places, n), dx, &grid, pool.kernel);
         })
     })
 }
@@ -215,13 +246,9 @@ impl WindowGrid {
         [self.shape[0], self.rows.len(), self.columns.len(), self.shape[3]]
     }
 
-    /// Whether every pixel lies in one window of `pool`, whose grid this is.
-    fn is_tiled_by(&self, pool: PoolParams) -> bool {
-        let filled = |windows: &[PoolWindow], pixels: usize| windows.len() * pool.kernel == pixels;
-        pool.stride == pool.kernel
-            && self.first == [0, 0]
-            && filled(&self.rows, self.shape[1])
-            && filled(&self.columns, self.shape[2])
+    /// Each window's rows and columns, in the order of the output's pixels.
+    fn windows(&self) -> impl Iterator<Item = (&PoolWindow, &PoolWindow)> {
+        self.rows.iter().flat_map(|rows| self.columns.iter().map(move |columns| (rows, columns)))
     }
 
     /// Image `n` of the input.
@@ -237,32 +264,22 @@ impl WindowGrid {
     }
 }
 
-/// Forms each row of output pixels from its image: `row(isa, image, row of windows, output, grid)`.
-fn fold<T: Float>(
-    x: &Tensor,
-    grid: &WindowGrid,
-    row: impl Fn(crate::cpu::Isa, &[T], &PoolWindow, &mut [T], &WindowGrid) + Sync + Send,
-) -> Result<Tensor> {
-    let device = x.device();
-    let Device::Cpu(cpu) = &device else { crate::device::host_only() };
-    let mut y = Tensor::empty(&device, &grid.output_shape(), T::DTYPE, Category::Transient)?;
-    let [_, oh, ow, c] = grid.output_shape();
-    let x = x.slice::<T>();
-    cpu.for_chunks(y.slice_mut::<T>(), (oh * ow * c).max(1), |range, y| {
-        let image = grid.input(x, range.start / (oh * ow * c));
-        for (rows, y) in grid.rows.iter().zip(y.chunks_exact_mut(ow * c)) {
-            row(cpu.isa(), image, rows, y, grid);
-        }
-    });
-    Ok(y)
-}
-
 /// `pool` is what the grid was made of; none where its windows cover the image.
 fn mean(x: &Tensor, grid: &WindowGrid, pool: Option<PoolParams>) -> Result<Tensor> {
-    match x.device() {
-        Device::Cpu(_) => with_float!(x.dtype(), T => fold(x, grid, mean_row::<T>)),
-        Device::Cuda(gpu) => cuda::mean(&gpu, x, grid, pool),
-    }
+    let device = x.device();
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(gpu) => return cuda::mean(gpu, x, grid, pool),
+    };
+    let mut y = Tensor::empty(&device, &grid.output_shape(), x.dtype(), Category::Transient)?;
+    let len = grid.output_shape()[1..].iter().product::<usize>().max(1);
+    with_float!(x.dtype(), T => {
+        let x = x.slice::<T>();
+        cpu.for_chunks(y.slice_mut::<T>(), len, |range, y| {
+            mean_image(cpu.isa(), grid.input(x, range.start / len), y, grid);
+        });
+    });
+    Ok(y)
 }
 
 /// The gradient of [`mean`]'s input.
@@ -285,98 +302,82 @@ fn spread(dy: &Tensor, grid: &WindowGrid, pool: Option<PoolParams>) -> Result<Te
 const BLOCK: usize = 64;
 
 simd! {
-    /// One row of windows' maxima.
-    fn max_row[T: Float](image: &[T], rows: &PoolWindow, y: &mut [T], grid: &WindowGrid) {
+    /// An image's maxima and their places.
+    fn max_image[T: Float](
+        x: &[T],
+        y: &mut [T],
+        places: &mut [u8],
+        grid: &WindowGrid,
+        kernel: usize,
+        relu: bool,
+    ) {
         let [_, _, w, c] = grid.shape;
-        let rows = &rows.pixels;
-        for (columns, y) in grid.columns.iter().map(|window| &window.pixels).zip(y.chunks_exact_mut(c)) {
-            let first = (rows.start * w + columns.start) * c;
-            y.copy_from_slice(&image[first..first + c]);
-            for i in rows.clone() {
-                for j in columns.clone() {
-                    for (y, x) in y.iter_mut().zip(&image[(i * w + j) * c..][..c]) {
-                        let larger = (x.to_f32() > y.to_f32()) | x.to_f32().is_nan();
-                        *y = if larger { *x } else { *y };
-                    }
-                }
-            }
-        }
-    }
-
-    /// What x has at the first maximum of each window of `like`.
-    fn take_max[T: Float](x: &[T], like: &[T], y: &mut [T], grid: &WindowGrid) {
-        let [_, _, w, c] = grid.shape;
-        let mut windows = grid.rows.iter().flat_map(|r| grid.columns.iter().map(move |s| (r, s)));
-        for y in y.chunks_exact_mut(c) {
-            let (rows, columns) = windows.next().expect("a window for each output");
-            let (rows, columns) = (&rows.pixels, &columns.pixels);
-            for (k, y) in y.iter_mut().enumerate() {
-                let mut best = (rows.start * w + columns.start) * c + k;
-                for i in rows.clone() {
-                    for j in columns.clone() {
-                        let at = (i * w + j) * c + k;
-                        let (new, old) = (like[at].to_f32(), like[best].to_f32());
-                        let larger = (new > old) | (new.is_nan() & !old.is_nan());
-                        best = if larger { at } else { best };
-                    }
-                }
-                *y = x[best];
-            }
-        }
-    }
-
-    /// Adds the gradient of each window of an image to the first of its maxima.
-    fn scatter_max[T: Float](dy: &[T], x: &[T], dx: &mut [f32], grid: &WindowGrid) {
-        let [_, _, w, c] = grid.shape;
-        let mut windows = grid.rows.iter().flat_map(|r| grid.columns.iter().map(move |s| (r, s)));
-        for dy in dy.chunks_exact(c) {
-            let (rows, columns) = windows.next().expect("a window for each gradient");
-            let (rows, columns) = (&rows.pixels, &columns.pixels);
+        let outputs = y.chunks_exact_mut(c).zip(places.chunks_exact_mut(c));
+        for ((rows, columns), (y, places)) in grid.windows().zip(outputs) {
             for c0 in (0..c).step_by(BLOCK) {
                 let n = BLOCK.min(c - c0);
-                let (mut best, mut argmax) = ([f32::NEG_INFINITY; BLOCK], [0u32; BLOCK]);
-                let start = (rows.start * w + columns.start) * c + c0;
-                for k in 0..n {
-                    best[k] = x[start + k].to_f32();
-                    argmax[k] = start as u32;
-                }
-                for i in rows.clone() {
-                    for j in columns.clone() {
-                        let at = (i * w + j) * c + c0;
-                        let x = &x[at..at + n];
+                let first = (rows.skipped * kernel + columns.skipped) as u32;
+                let (mut best, mut place) = ([f32::NEG_INFINITY; BLOCK], [first; BLOCK]);
+                for (u, i) in rows.numbered() {
+                    for (v, j) in columns.numbered() {
+                        let (x, number) = (&x[(i * w + j) * c + c0..][..n], (u * kernel + v) as u32);
                         for k in 0..n {
                             let x = x[k].to_f32();
-                            // Not `!(x <= best)`: a NaN, once found, stays the maximum.
-                            let larger = (x > best[k]) | (x.is_nan() & !best[k].is_nan());
+                            // As PyTorch has it: the last NaN, and of numbers the first that is largest.
+                            let larger = (x > best[k]) | x.is_nan();
                             best[k] = if larger { x } else { best[k] };
-                            argmax[k] = if larger { at as u32 } else { argmax[k] };
+                            place[k] = if larger { number } else { place[k] };
                         }
                     }
                 }
-                for i in rows.clone() {
-                    for j in columns.clone() {
-                        let at = (i * w + j) * c + c0;
-                        let (dx, dy) = (&mut dx[at..at + n], &dy[c0..c0 + n]);
-                        for k in 0..n {
-                            dx[k] += if argmax[k] == at as u32 { dy[k].to_f32() } else { 0.0 };
-                        }
+                for k in 0..n {
+                    let (negative, open) = (best[k] < 0.0, best[k] > 0.0);
+                    y[c0 + k] = T::from_f32(if relu & negative { 0.0 } else { best[k] });
+                    places[c0 + k] = if relu & !open { NOWHERE } else { place[k] as u8 };
+                }
+            }
+        }
+    }
+
+    /// What x has at these places.
+    fn take_max[T: Float](x: &[T], places: &[u8], y: &mut [T], grid: &WindowGrid, kernel: usize) {
+        let [_, _, w, c] = grid.shape;
+        let outputs = y.chunks_exact_mut(c).zip(places.chunks_exact(c));
+        for ((rows, columns), (y, places)) in grid.windows().zip(outputs) {
+            for (k, (y, place)) in y.iter_mut().zip(places).enumerate() {
+                let (u, v) = (usize::from(*place) / kernel, usize::from(*place) % kernel);
+                let (i, j) = (rows.pixels.start + u - rows.skipped, columns.pixels.start + v - columns.skipped);
+                *y = x[(i * w + j) * c + k];
+            }
+        }
+    }
+
+    /// Adds the gradient of each window of an image to the element at its place.
+    fn scatter_max[T: Float](dy: &[T], places: &[u8], dx: &mut [f32], grid: &WindowGrid, kernel: usize) {
+        let [_, _, w, c] = grid.shape;
+        let gradients = dy.chunks_exact(c).zip(places.chunks_exact(c));
+        for ((rows, columns), (dy, places)) in grid.windows().zip(gradients) {
+            for (u, i) in rows.numbered() {
+                for (v, j) in columns.numbered() {
+                    let (dx, number) = (&mut dx[(i * w + j) * c..][..c], (u * kernel + v) as u8);
+                    for ((dx, dy), place) in dx.iter_mut().zip(dy).zip(places) {
+                        *dx += if *place == number { dy.to_f32() } else { 0.0 };
                     }
                 }
             }
         }
     }
 
-    /// One row of windows' means.
-    fn mean_row[T: Float](image: &[T], rows: &PoolWindow, y: &mut [T], grid: &WindowGrid) {
+    /// An image's means.
+    fn mean_image[T: Float](x: &[T], y: &mut [T], grid: &WindowGrid) {
         let [_, _, w, c] = grid.shape;
-        for (columns, y) in grid.columns.iter().zip(y.chunks_exact_mut(c)) {
+        for ((rows, columns), y) in grid.windows().zip(y.chunks_exact_mut(c)) {
             let weight = 1.0 / (rows.of * columns.of) as f32;
-            let (rows, columns) = (&rows.pixels, &columns.pixels);
             for (block, y) in y.chunks_mut(BLOCK).enumerate() {
                 let mut sum = [0.0f32; BLOCK];
-                for i in rows.clone() {
-                    for j in columns.clone() {
-                        let x = &image[(i * w + j) * c + block * BLOCK..][..y.len()];
+                for i in rows.pixels.clone() {
+                    for j in columns.pixels.clone() {
+                        let x = &x[(i * w + j) * c + block * BLOCK..][..y.len()];
                         sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x.to_f32());
                     }
                 }
@@ -388,13 +389,10 @@ simd! {
     /// Adds each window's gradient to all of its elements.
     fn scatter_mean[T: Float](dy: &[T], dx: &mut [f32], grid: &WindowGrid) {
         let [_, _, w, c] = grid.shape;
-        let mut windows = grid.rows.iter().flat_map(|r| grid.columns.iter().map(move |s| (r, s)));
-        for dy in dy.chunks_exact(c) {
-            let (rows, columns) = windows.next().expect("a window for each gradient");
+        for ((rows, columns), dy) in grid.windows().zip(dy.chunks_exact(c)) {
             let weight = 1.0 / (rows.of * columns.of) as f32;
-            let (rows, columns) = (&rows.pixels, &columns.pixels);
-            for i in rows.clone() {
-                for j in columns.clone() {
+            for i in rows.pixels.clone() {
+                for j in columns.pixels.clone() {
                     let dx = &mut dx[(i * w + j) * c..][..c];
                     dx.iter_mut().zip(dy).for_each(|(dx, dy)| *dx += dy.to_f32() * weight);
                 }

@@ -186,18 +186,17 @@ fn build(
                 }
             }
             (&spec::LayerSpec::MaxPool(MaxPool { kernel, stride, padding }), tiled) => {
-                let mut padding = padding;
+                let (mut padding, mut input) = (padding, image);
                 if let Some(tiled) = tiled {
                     let halo = tiled.halo(layer);
                     let plan: &HaloPlan = halo.plan();
                     padding = plan.contribution(&plan.reads).padding;
+                    let [rows, columns] = plan.reads.size();
+                    input = [rows, columns, image[2]];
                     built.push(Box::new(HaloExchange(halo)));
                 }
-                built.push(Box::new(layers::MaxPool(pool::PoolParams {
-                    kernel,
-                    stride,
-                    padding: layers::padding_of(padding),
-                })));
+                let pool = pool::PoolParams { kernel, stride, padding: layers::padding_of(padding) };
+                built.push(Box::new(layers::MaxPool { input, pool, relu: false }));
             }
             (spec::LayerSpec::GlobalAvgPool, Some(tiled)) => {
                 built.push(Box::new(TiledMean::global(&tiled.tiles, image[2], tiled.group)));

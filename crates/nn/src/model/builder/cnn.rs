@@ -1,10 +1,11 @@
-//! What the layers of a CNN take of those beside them: convolutions and batch norms the ReLU behind them, a norm
-//! the sum of a residual layer or the convolution that reads it, and halo exchanges and synchronised statistics
-//! the layer that they stand before. Each saves a pass over memory, or the exchange another message.
+//! What the layers of a CNN take of those beside them: convolutions, batch norms and max pools the ReLU behind them,
+//! a norm the sum of a residual layer or the convolution that reads it, and halo exchanges and synchronised
+//! statistics the layer that they stand before. Each saves a pass over memory, or the exchange another message.
 
 use espalier_plan::mesh::Axis;
 use espalier_plan::spec;
 use espalier_tensor::ops::conv::ConvParams;
+use espalier_tensor::ops::pool::PoolParams;
 
 use super::Builder;
 use crate::layers::spatial::TiledConv;
@@ -30,10 +31,8 @@ impl Builder<'_> {
                 let count = 1 + usize::from(conv.relu);
                 (Box::new(conv), count)
             }
-            // The largest of a window is above zero where ReLU's is: a pool first leaves ReLU less to do.
-            [relu, behind @ ..] if self.is_fused_relu(relu) && pools_before_conv(behind) => {
-                let [pool, relu] = [self.layer(&behind[0]), self.layer(relu)];
-                (Box::new(Sequence(vec![pool, relu])), 2)
+            [spec::LayerSpec::MaxPool(pool), relu, ..] if self.is_fused_relu(relu) => {
+                (Box::new(self.max_pool(pool, true)), 2)
             }
             _ => {
                 let norm = norm_at_start(layers)?;
@@ -64,12 +63,18 @@ impl Builder<'_> {
     /// A convolution with the ReLU behind it, or before a batch norm, which is then built with its bias.
     fn conv(&mut self, conv: &spec::Conv, behind: &[spec::LayerSpec]) -> ConvLayer {
         let spec::Conv { name, kernel, stride, padding, bias, .. } = conv;
-        let relu =
-            behind.first().is_some_and(|next| self.is_fused_relu(next)) && !pools_before_conv(&behind[1..]);
+        let relu = behind.first().is_some_and(|next| self.is_fused_relu(next));
         let (bias, normed) = (bias.then(|| self.bias(name)), norm_at_start(behind).is_some());
         self.bias_before = bias.filter(|_| normed);
         let conv = ConvParams { kernel: *kernel, stride: *stride, padding: padding_of(*padding) };
         ConvLayer { weight: self.weight(name), bias, conv, relu, normed }
+    }
+
+    /// A max pool, perhaps with the ReLU behind it.
+    pub(super) fn max_pool(&self, pool: &spec::MaxPool, relu: bool) -> MaxPool {
+        let &spec::MaxPool { kernel, stride, padding } = pool;
+        let pool = PoolParams { kernel, stride, padding: padding_of(padding) };
+        MaxPool { input: self.image(), pool, relu }
     }
 
     /// A residual layer whose branch ends in a batch norm, and the ReLU behind it.
@@ -139,11 +144,6 @@ impl Builder<'_> {
         let relu = spec::Activation::Relu;
         matches!(layer, spec::LayerSpec::Activation(kind) if *kind == relu) && !self.is_frozen(relu)
     }
-}
-
-/// Whether layers begin with a max pool whose output a convolution keeps anyway.
-fn pools_before_conv(layers: &[spec::LayerSpec]) -> bool {
-    matches!(layers, [spec::LayerSpec::MaxPool(_), spec::LayerSpec::Conv(_), ..])
 }
 
 /// The batch norm that layers begin with, and what shares its statistics.

@@ -191,6 +191,10 @@ impl ActivationWalk {
                 before = Some(layer);
                 continue;
             }
+            if i > 0 && is_part_of_pool(&layers[i - 1], layer) {
+                edge = self.edge(edge.at);
+                continue;
+            }
             if is_entrance(layer, layers.get(i + 1)) {
                 edge.at = edge.at.behind(layer);
                 continue;
@@ -210,9 +214,9 @@ impl ActivationWalk {
         let made = self.edge(input.at.behind(layer));
         let saves = layer.description().saves(input.at.shape, input.at.samples);
         let reads = layer.properties().weight_reads;
-        let numbers = self.saved(saves.numbers.saturating_mul(4));
+        let numbers = self.saved(saves.bytes);
         let saves =
-            [(saves.input && !remade, input.saved), (saves.output, made.saved), (saves.numbers > 0, numbers)];
+            [(saves.input && !remade, input.saved), (saves.output, made.saved), (saves.bytes > 0, numbers)];
         let read = if remade { self.tensor(input.at) } else { input.saved };
         let reads = [(reads.input, read), (reads.gradient, gradient), (reads.numbers, numbers)];
         let chosen = |saved_tensors: [(bool, SavedTensor); 3]| {
@@ -291,6 +295,11 @@ fn remakes(from: &LayerSpec, to: &LayerSpec) -> bool {
 fn remakes_image(layers: &[LayerSpec]) -> bool {
     let relu = Activation::Relu;
     matches!(layers, [LayerSpec::BatchNorm(_), LayerSpec::Activation(kind), LayerSpec::Conv(_), ..] if *kind == relu)
+}
+
+/// Whether a layer is the ReLU behind a max pool, whose places say what it lets through: it saves nothing.
+fn is_part_of_pool(before: &LayerSpec, layer: &LayerSpec) -> bool {
+    matches!((before, layer), (LayerSpec::MaxPool(_), LayerSpec::Activation(Activation::Relu)))
 }
 
 /// Whether the edges on both sides of a layer are one: a collective whose result is its input, or is gathered

@@ -125,8 +125,8 @@ impl LayerDescription for Attention {
 
     /// One logsumexp for each head and position.
     fn saves(&self, input: Shape, samples: u64) -> SavedForBackward {
-        let numbers = (self.heads as u64).saturating_mul(input.rows()).saturating_mul(samples);
-        SavedForBackward { input: true, output: true, numbers }
+        let bytes = (4 * self.heads as u64).saturating_mul(input.rows()).saturating_mul(samples);
+        SavedForBackward { input: true, output: true, bytes }
     }
 
     /// By whole heads of keys and values, with the queries that read them; where ranks are more than these,

@@ -226,15 +226,15 @@ pub struct SavedForBackward {
     pub input: bool,
     /// Whether its output is kept.
     pub output: bool,
-    /// f32 numbers beside them, of the whole micro-batch: statistics.
-    pub numbers: u64,
+    /// Bytes beside them, of the whole micro-batch: statistics, places of maxima.
+    pub bytes: u64,
 }
 
 impl SavedForBackward {
     /// Its input alone.
-    pub(crate) const INPUT: SavedForBackward = SavedForBackward { input: true, output: false, numbers: 0 };
+    pub(crate) const INPUT: SavedForBackward = SavedForBackward { input: true, output: false, bytes: 0 };
     /// Its output alone.
-    pub(crate) const OUTPUT: SavedForBackward = SavedForBackward { input: false, output: true, numbers: 0 };
+    pub(crate) const OUTPUT: SavedForBackward = SavedForBackward { input: false, output: true, bytes: 0 };
 }
 
 impl LayerSpec {

@@ -135,7 +135,7 @@ impl LayerDescription for BatchNorm {
     /// Two numbers of each channel for each group that is normalised together.
     fn saves(&self, _: Shape, samples: u64) -> SavedForBackward {
         let together = if self.group > 0 { self.group as u64 } else { samples.max(1) };
-        SavedForBackward { numbers: 2 * self.channels as u64 * samples / together, ..SavedForBackward::INPUT }
+        SavedForBackward { bytes: 8 * self.channels as u64 * samples / together, ..SavedForBackward::INPUT }
     }
 
     fn properties(&self) -> Properties {
@@ -169,7 +169,7 @@ impl LayerDescription for LayerNorm {
 
     /// The mean of each row and what it is multiplied by.
     fn saves(&self, input: Shape, samples: u64) -> SavedForBackward {
-        SavedForBackward { numbers: (2 * input.rows()).saturating_mul(samples), ..SavedForBackward::INPUT }
+        SavedForBackward { bytes: (8 * input.rows()).saturating_mul(samples), ..SavedForBackward::INPUT }
     }
 
     fn properties(&self) -> Properties {
@@ -196,7 +196,7 @@ impl LayerDescription for RmsNorm {
 
     /// What each row is multiplied by.
     fn saves(&self, input: Shape, samples: u64) -> SavedForBackward {
-        SavedForBackward { numbers: input.rows().saturating_mul(samples), ..SavedForBackward::INPUT }
+        SavedForBackward { bytes: (4 * input.rows()).saturating_mul(samples), ..SavedForBackward::INPUT }
     }
 
     fn properties(&self) -> Properties {

@@ -22,6 +22,9 @@ pub struct MaxPool {
     pub padding: WindowPadding,
 }
 
+/// The widest window of a maximum: a byte numbers its elements, and says that ReLU behind it lets none through.
+const WIDEST: usize = 15;
+
 /// The mean of each window.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct AvgPool {
@@ -100,11 +103,17 @@ impl LayerDescription for MaxPool {
         if padding.most() > kernel / 2 {
             return Err(format!("padding {padding} is more than half of the window of {kernel}"));
         }
+        if kernel > WIDEST {
+            let most = format!("{WIDEST} x {WIDEST}, the most that a max pool takes");
+            return Err(format!("a window of {kernel} x {kernel} is larger than {most}"));
+        }
         windows(image(input)?, kernel, stride, padding)
     }
 
-    fn saves(&self, _: Shape, _: u64) -> SavedForBackward {
-        SavedForBackward::INPUT
+    /// The places of the maxima, a byte each.
+    fn saves(&self, input: Shape, samples: u64) -> SavedForBackward {
+        let places = self.output(input).map_or(0, |output| output.elements());
+        SavedForBackward { bytes: places.saturating_mul(samples), ..SavedForBackward::default() }
     }
 
     fn padded(&self, padding: WindowPadding) -> Option<LayerSpec> {

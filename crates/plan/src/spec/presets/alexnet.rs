@@ -17,10 +17,11 @@ pub fn alexnet(image: ImageSize, classes: usize, form: StemForm) -> ModelSpec {
         StemForm::ImageNet => (2, 3),
         StemForm::Small => (5, 2),
     };
+    // Before ReLU, which is the same function, and then a part of the pool.
     let pool = || LayerSpec::MaxPool(MaxPool { kernel: window, stride: 2, padding: 0.into() });
     let mut blocks = vec![
-        block("features.0", vec![conv("features.0", image.2, 64, 11, 4, border), RELU, pool()]),
-        block("features.3", vec![conv("features.3", 64, 192, 5, 1, 2), RELU, pool()]),
+        block("features.0", vec![conv("features.0", image.2, 64, 11, 4, border), pool(), RELU]),
+        block("features.3", vec![conv("features.3", 64, 192, 5, 1, 2), pool(), RELU]),
         block(
             "features.6",
             vec![
@@ -29,8 +30,8 @@ pub fn alexnet(image: ImageSize, classes: usize, form: StemForm) -> ModelSpec {
                 conv("features.8", 384, 256, 3, 1, 1),
                 RELU,
                 conv("features.10", 256, 256, 3, 1, 1),
-                RELU,
                 pool(),
+                RELU,
             ],
         ),
     ];
@@ -94,6 +95,6 @@ mod tests {
         let small = alexnet((32, 32, 3), 10, StemForm::Small);
         assert_eq!(small.parameter_count(), 2_472_266);
         let error = alexnet((62, 62, 3), 10, StemForm::ImageNet).check().unwrap_err();
-        insta::assert_snapshot!(error, @"layer 12 (max_pool): a window of 3 x 3 is larger than an image of 2 x 2 x 256");
+        insta::assert_snapshot!(error, @"layer 11 (max_pool): a window of 3 x 3 is larger than an image of 2 x 2 x 256");
     }
 }

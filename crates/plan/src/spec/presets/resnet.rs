@@ -65,10 +65,11 @@ pub fn resnet(net: ResNet, image: ImageSize, classes: usize, form: StemForm) -> 
         StemForm::ImageNet => conv_norm("conv1", "bn1", image.2, 64, 7, 2),
         StemForm::Small => conv_norm("conv1", "bn1", image.2, 64, 3, 1),
     };
-    stem.push(RELU);
     if form == StemForm::ImageNet {
+        // Before ReLU, which is the same function, and then a part of the pool.
         stem.push(LayerSpec::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1.into() }));
     }
+    stem.push(RELU);
     let mut blocks = vec![block("stem", stem)];
     let mut channels = 64;
     for (stage, depth) in net.depths().into_iter().enumerate() {

@@ -45,16 +45,19 @@ pub fn vgg(net: Vgg, image: ImageSize, classes: usize, form: StemForm, batch_nor
     for (convs, output) in net.depths().into_iter().zip([64, 128, 256, 512, 512]) {
         let name = format!("features.{number}");
         let mut layers = Vec::new();
-        for _ in 0..convs {
+        for i in 0..convs {
             layers.push(conv(format!("features.{number}"), channels, output));
             if batch_norm {
                 layers.push(super::batch_norm(format!("features.{}", number + 1), output));
+            }
+            if i + 1 == convs {
+                // Before ReLU, which is the same function, and then a part of the pool.
+                layers.push(LayerSpec::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0.into() }));
             }
             layers.push(RELU);
             number += if batch_norm { 3 } else { 2 };
             channels = output;
         }
-        layers.push(LayerSpec::MaxPool(MaxPool { kernel: 2, stride: 2, padding: 0.into() }));
         number += 1;
         blocks.push(block(name, layers));
     }

@@ -18,6 +18,23 @@ struct Slice {
     DEVICE static int max(int a, int b) { return a > b ? a : b; }
 };
 
+// A block's only loads: with several of a thread on their way, memory's latency is paid once and not for each.
+enum : int { IN_FLIGHT = 9 };
+
+// to(i) = from(i) for 0 <= i < n, over a block's threads.
+template <class From, class To>
+DEVICE void copy(int n, From from, To to) {
+    for (int first = threadIdx.x; first < n; first += IN_FLIGHT * THREADS) {
+        T held[IN_FLIGHT];
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; ++k)
+            if (first + k * THREADS < n) held[k] = from(first + k * THREADS);
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; ++k)
+            if (first + k * THREADS < n) to(first + k * THREADS, held[k]);
+    }
+}
+
 KERNEL(256) filter_rows(const T* __restrict__ w, T* __restrict__ rows, int c, int channels, int taps, int shift) {
     extern __shared__ uint4 shared[];
     T* const slice = reinterpret_cast<T*>(shared);
@@ -25,7 +42,8 @@ KERNEL(256) filter_rows(const T* __restrict__ w, T* __restrict__ rows, int c, in
     const Slice at(c, channels, run);
     const T* const from = w + (static_cast<i64>(blockIdx.y) * c + at.first) * taps;
     T* const to = rows + static_cast<i64>(blockIdx.y) * taps * channels + at.first;
-    for (int i = threadIdx.x; i < run * taps; i += THREADS) slice[i] = i < at.kept * taps ? from[i] : from_f32<T>(0.0f);
+    const auto padded = [&](int i) { return i < at.kept * taps ? from[i] : from_f32<T>(0.0f); };
+    copy(run * taps, padded, [&](int i, T x) { slice[i] = x; });
     __syncthreads();
     for (int i = threadIdx.x; i < run * taps; i += THREADS) {
         const int tap = i >> shift, channel = i & (run - 1);
@@ -40,10 +58,9 @@ KERNEL(256) filter_back(const T* __restrict__ rows, T* __restrict__ dw, int c, i
     const Slice at(c, channels, run);
     const T* const from = rows + static_cast<i64>(blockIdx.y) * taps * channels + at.first;
     T* const to = dw + (static_cast<i64>(blockIdx.y) * c + at.first) * taps;
-    for (int i = threadIdx.x; i < run * taps; i += THREADS) {
-        const int tap = i >> shift, channel = i & (run - 1);
-        if (channel < at.count) slice[channel * taps + tap] = from[static_cast<i64>(tap) * channels + channel];
-    }
+    // Those past the last channel are read nowhere; the last one stands in for them.
+    const auto row = [&](int i) { return from[static_cast<i64>(i >> shift) * channels + Slice::min(i & (run - 1), at.count - 1)]; };
+    copy(run * taps, row, [&](int i, T x) { slice[(i & (run - 1)) * taps + (i >> shift)] = x; });
     __syncthreads();
     for (int i = threadIdx.x; i < at.kept * taps; i += THREADS) to[i] = slice[i];
 }

@@ -3,80 +3,64 @@
 use super::{PoolParams, WindowGrid};
 use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::memory::Category;
 use crate::ops::lanes::{self, ColumnSumLaunch, THREADS};
 use crate::tensor::Tensor;
 
 pub(crate) static SOURCE: KernelSource = lanes::source("pool.cu", include_str!("../pool.cu"), Build::FLOATS);
 
-/// The widest window whose indices fit a byte.
-const WIDEST: usize = 16;
 /// The most blocks along a grid's second extent.
 const MOST: usize = 65535;
 
-pub(super) fn max_forward(cuda: &Cuda, x: &Tensor, grid: &WindowGrid, pool: PoolParams) -> Result<Tensor> {
-    let mut y = output(x, grid)?;
+pub(super) fn max_forward(
+    cuda: &Cuda,
+    x: &Tensor,
+    grid: &WindowGrid,
+    pool: PoolParams,
+    relu: bool,
+    [y, places]: [&mut Tensor; 2],
+) -> Result<()> {
+    let args = Args::new().input(x).output(y).output(places).i32(relu.into()).fields(&size(grid, Some(pool)));
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_forward")?;
-    let args = Args::new().input(x).output(&mut y).optional_output(None).fields(&size(grid, Some(pool)));
-    // SAFETY: x and y have the grid's input and output shape; no argmax is asked for.
-    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
-    Ok(y)
-}
-
-/// Where in its window each maximum is, a byte each.
-fn argmaxes(cuda: &Cuda, x: &Tensor, grid: &WindowGrid, pool: PoolParams) -> Result<Tensor> {
-    if pool.kernel > WIDEST {
-        let what =
-            format!("a maximum on a GPU takes windows of at most {WIDEST} pixels, got {}", pool.kernel);
-        return Err(Error::Unsupported { what });
-    }
-    let words = grid.output_shape().iter().product::<usize>().div_ceil(4);
-    let mut argmaxes = Tensor::empty(&x.device(), &[words], DType::U32, Category::Workspace)?;
-    let args =
-        Args::new().input(x).optional_output(None).output(&mut argmaxes).fields(&size(grid, Some(pool)));
-    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_forward")?;
-    // SAFETY: x has the grid's input shape, and `argmaxes` a byte for each output.
-    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
-    Ok(argmaxes)
+    // SAFETY: x has the grid's input shape, y and the places its output shape.
+    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args) }
 }
 
 pub(super) fn max_take(
     cuda: &Cuda,
     x: &Tensor,
-    like: &Tensor,
+    places: &Tensor,
     grid: &WindowGrid,
     pool: PoolParams,
-) -> Result<Tensor> {
-    let argmaxes = argmaxes(cuda, like, grid, pool)?;
-    let mut y = output(x, grid)?;
-    let args = Args::new().input(x).input(&argmaxes).output(&mut y).fields(&size(grid, Some(pool)));
+    y: &mut Tensor,
+) -> Result<()> {
+    let args = Args::new().input(x).input(places).output(y).fields(&size(grid, Some(pool)));
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_take")?;
-    // SAFETY: x and y have the grid's input and output shape, and `argmaxes` a byte for each output.
-    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
-    Ok(y)
+    // SAFETY: x has the grid's input shape, y and the places its output shape.
+    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args) }
 }
 
 pub(super) fn max_backward(
     cuda: &Cuda,
     dy: &Tensor,
-    x: &Tensor,
+    places: &Tensor,
     grid: &WindowGrid,
     pool: PoolParams,
 ) -> Result<Tensor> {
-    let mut dx = x.empty_like(Category::Transient)?;
-    if grid.is_tiled_by(pool) {
-        let args = Args::new().input(dy).input(x).output(&mut dx).fields(&size(grid, Some(pool)));
-        let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_backward_apart")?;
-        // SAFETY: x and dx have the grid's input shape, dy its output shape, and each pixel lies in one window.
-        unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
-        return Ok(dx);
-    }
-    let argmaxes = argmaxes(cuda, x, grid, pool)?;
-    let args = Args::new().input(dy).input(&argmaxes).output(&mut dx).fields(&size(grid, Some(pool)));
-    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_backward")?;
-    // SAFETY: dx has the grid's input shape, dy its output shape, and `argmaxes` a byte for each output.
-    unsafe { kernel.launch(threads(&grid.shape, x.dtype()), THREADS, 0, args)? };
+    let mut dx = Tensor::empty(&dy.device(), &grid.shape, dy.dtype(), Category::Transient)?;
+    let args = Args::new().input(dy).input(places).output(&mut dx).fields(&size(grid, Some(pool)));
+    // How many pixels of each side a thread makes.
+    let (name, pixels) = match pool {
+        PoolParams { stride: 2, kernel: 2 | 3, .. } => ("pool_max_backward_two", 2),
+        _ => ("pool_max_backward", 1),
+    };
+    let [batch, h, w, c] = grid.shape;
+    let [top, left] = grid.first;
+    let squares = |size: usize, before: usize| (before + size).div_ceil(pixels) - before / pixels;
+    let grid = threads(&[batch, squares(h, top), squares(w, left), c], dy.dtype());
+    // SAFETY: dx has the grid's input shape, dy and the places its output shape.
+    unsafe { cuda.kernel(&SOURCE, Build::of(dy.dtype()), name)?.launch(grid, THREADS, 0, args)? };
     Ok(dx)
 }
 
