@@ -29,7 +29,7 @@ use super::timing::at_once;
 use crate::output::{self, print_err, print_out};
 use crate::{device, doctor};
 use op::BenchOp;
-use sizes::BenchSizes;
+use sizes::{BenchSizes, ConvolutionSizes};
 
 /// About how long things that take turns are timed together.
 const BUDGET: Duration = Duration::from_millis(600);
@@ -190,14 +190,21 @@ impl BenchDevices {
             zeros: 1.0,
             convolution: Convolution::Efficiency(1.0),
         };
-        let mut took: Vec<(ConvolutionPass, f64)> = Vec::new();
-        for size in self.sizes.convolutions {
-            let passes = size.passes();
-            let timed = self.time(&passes.map(|(op, _)| op), precision, dtype)?;
-            took.extend(passes.iter().zip(&timed).map(|((_, pass), row)| (*pass, row.busy.seconds)));
-            rows.extend(timed);
-        }
-        matrix.convolution = Convolution::Passes(ByPass::fit(&took, matrix.peak()));
+        matrix.convolution = match self.sizes.convolutions {
+            ConvolutionSizes::Together(ops) => {
+                Convolution::Efficiency(self.fraction_of_product(ops, precision, dtype, &matrix, rows)?)
+            }
+            ConvolutionSizes::EachPass(of) => {
+                let mut took: Vec<(ConvolutionPass, f64)> = Vec::new();
+                for size in of {
+                    let passes = size.passes();
+                    let timed = self.time(&passes.map(|(op, _)| op), precision, dtype)?;
+                    took.extend(passes.iter().zip(&timed).map(|((_, pass), row)| (*pass, row.busy.seconds)));
+                    rows.extend(timed);
+                }
+                Convolution::Passes(ByPass::fit(&took, matrix.peak()))
+            }
+        };
         matrix.attention =
             Some(self.fraction_of_product(self.sizes.attention, precision, dtype, &matrix, rows)?);
         rows.extend(products);

@@ -1,8 +1,8 @@
 //! How fast convolutions are: one fraction of a product's rate, or pass by pass.
 //!
-//! One fraction is what is known of a device that nobody measured. Layers of small networks and those that
-//! are split over ranks have so few channels that most of a vector, or of a tensor core's tile, is empty, and
-//! so few pixels that to begin, or to lay weights out, takes as long as to multiply. So a pass takes
+//! One fraction says enough of a GPU. On a core, layers that are split over ranks have so few channels that
+//! most of a vector is empty, and so few pixels to each weight that laying the weights out costs as much as
+//! multiplying them. So there a pass takes
 //!
 //! ```text
 //! start_us + flops / (peak x efficiency of its channels) + weights x weight_ns + pixels x pixel_ns + numbers under all windows x window_ns
@@ -101,11 +101,10 @@ impl ByPass {
             points.iter().map(at_point).chain(others).map(|x| x / seconds).collect()
         });
         let rows: Vec<Vec<f64>> = rows.collect();
-        let best = seen.iter().map(|(pass, seconds)| pass.flops / seconds / peak).fold(1.0, f64::max);
-        let least: Vec<f64> = points.iter().map(|_| 1.0 / (ABOVE_BEST * best)).chain([0.0; 4]).collect();
+        let least: Vec<f64> = points.iter().map(|_| 1.0 / MOST_SHARE).chain([0.0; 4]).collect();
         let found = nearest_to_one(&rows, &least);
-        // Ten femtoseconds are little even for each of the numbers under a GPU's windows.
-        let number = |i: usize| rounded((found[points.len() + i] * 1e5).round() * 1e-5);
+        // A picosecond is nothing.
+        let number = |i: usize| rounded((found[points.len() + i] * 1e3).round() * 1e-3);
         let [start_us, weight_ns, pixel_ns, window_ns] = [0, 1, 2, 3].map(number);
         let channels =
             points.iter().zip(&found).map(|(point, slower)| [*point, rounded(1.0 / slower)]).collect();
@@ -113,9 +112,8 @@ impl ByPass {
     }
 }
 
-/// How much faster than the peak, or than the fastest pass that was seen (TF32 on a GPU, several times f32's
-/// peak), a pass that only multiplies is believed to be.
-const ABOVE_BEST: f64 = 1.5;
+/// The most of a peak that is believed: the peak itself was measured with products.
+const MOST_SHARE: f64 = 1.5;
 /// Rounds of the descent below; a dozen unknowns settle in hundreds.
 const ROUNDS: usize = 20_000;
 

@@ -23,7 +23,10 @@ const MOST_LAYERS: usize = 64;
 pub enum BenchOp {
     /// The three products of a linear layer.
     Linear { rows: usize, input: usize, output: usize },
-    /// One pass of a convolution over square images.
+    /// The three passes of a convolution over square images, padded so that windows are as many as pixels
+    /// over strides.
+    Convolution(ConvolutionSize),
+    /// One pass of such a convolution.
     ConvolutionPass { of: ConvolutionSize, pass: TimedConvPass },
     /// Both passes of causal attention.
     Attention { batch: usize, positions: usize, heads: usize, width: usize },
@@ -35,7 +38,7 @@ pub enum BenchOp {
     Launch,
 }
 
-/// A convolution that is padded so that windows are as many as pixels over strides.
+/// A convolution with as many windows as pixels over strides.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ConvolutionSize {
     pub batch: usize,
@@ -76,7 +79,7 @@ impl BenchOp {
         let product = |sizes: &[usize]| sizes.iter().map(|&n| n as f64).product::<f64>();
         match *self {
             BenchOp::Linear { rows, input, output } => 2.0 * product(&[rows, input, output]),
-            BenchOp::ConvolutionPass { of, .. } => {
+            BenchOp::Convolution(of) | BenchOp::ConvolutionPass { of, .. } => {
                 let ConvolutionSize { batch, side, input, output, kernel, stride } = of;
                 let windows = side.div_ceil(stride);
                 2.0 * product(&[batch, windows, windows, input, output, kernel, kernel])
@@ -96,7 +99,10 @@ impl BenchOp {
     /// Passes that are timed together. Attention's backward pass counts as two.
     pub fn pass_count(&self) -> f64 {
         match self {
-            BenchOp::Linear { .. } | BenchOp::Attention { .. } | BenchOp::LightElementwise { .. } => 3.0,
+            BenchOp::Linear { .. }
+            | BenchOp::Convolution(_)
+            | BenchOp::Attention { .. }
+            | BenchOp::LightElementwise { .. } => 3.0,
             BenchOp::Elementwise { .. } => 4.0,
             BenchOp::Launch | BenchOp::ConvolutionPass { .. } => 1.0,
         }
@@ -106,7 +112,7 @@ impl BenchOp {
     pub fn kind(&self) -> &'static str {
         match self {
             BenchOp::Linear { .. } => "product",
-            BenchOp::ConvolutionPass { .. } => "convolution",
+            BenchOp::Convolution(_) | BenchOp::ConvolutionPass { .. } => "convolution",
             BenchOp::Attention { .. } => "attention",
             BenchOp::Elementwise { .. } => "pass",
             BenchOp::LightElementwise { .. } => "light pass",
@@ -129,7 +135,7 @@ impl BenchOp {
                     ])
                 })
             }
-            BenchOp::ConvolutionPass { of, pass } => {
+            BenchOp::Convolution(of) | BenchOp::ConvolutionPass { of, .. } => {
                 let ConvolutionSize { batch, side, input, output, kernel, stride } = of;
                 let conv = ConvParams { kernel, stride, padding: (kernel / 2).into() };
                 let [height, width] = conv.output_size([side, side]);
@@ -139,13 +145,17 @@ impl BenchOp {
                     vec![batch, height, width, output],
                 ];
                 let layers = RepeatedLayers::with_shapes(device, dtype, shapes)?;
+                let passes = match *self {
+                    BenchOp::ConvolutionPass { pass, .. } => vec![pass],
+                    _ => vec![TimedConvPass::Forward, TimedConvPass::Input, TimedConvPass::Weight],
+                };
                 layers.each(move |[x, w, dy]| {
-                    let made = match pass {
+                    let pass = |pass: &TimedConvPass| match pass {
                         TimedConvPass::Forward => conv::forward(x, w, None, conv),
                         TimedConvPass::Input => conv::backward_input(dy, w, conv, x.shape()),
                         TimedConvPass::Weight => conv::backward_weight(x, dy, conv),
                     };
-                    Ok(vec![made?])
+                    passes.iter().map(pass).collect()
                 })
             }
             BenchOp::Attention { batch, positions, heads, width } => {
@@ -215,18 +225,17 @@ impl fmt::Display for BenchOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             BenchOp::Linear { rows, input, output } => write!(f, "{rows} x {input} x {output}"),
-            BenchOp::ConvolutionPass { of, pass } => {
-                let ConvolutionSize { batch, side, input, output, kernel, stride } = of;
+            BenchOp::Convolution(ConvolutionSize { batch, side, input, output, kernel, stride }) => {
                 write!(f, "{batch} of {side} x {side}, {input} to {output}, {kernel} x {kernel}")?;
-                if stride > 1 {
-                    write!(f, " / {stride}")?;
-                }
+                if stride > 1 { write!(f, " / {stride}") } else { Ok(()) }
+            }
+            BenchOp::ConvolutionPass { of, pass } => {
                 let result = match pass {
                     TimedConvPass::Forward => "y",
                     TimedConvPass::Input => "dx",
                     TimedConvPass::Weight => "dw",
                 };
-                write!(f, ", {result}")
+                write!(f, "{}, {result}", BenchOp::Convolution(of))
             }
             BenchOp::Attention { batch, positions, heads, width } => {
                 write!(f, "{batch} of {positions} x {width}, {heads} heads")
@@ -265,8 +274,7 @@ mod tests {
         let linear = BenchOp::Linear { rows: 3, input: 5, output: 7 };
         assert_eq!(linear.size(DType::F32), 210.0);
         let of = ConvolutionSize { batch: 2, side: 7, input: 3, output: 5, kernel: 3, stride: 2 };
-        let pass = BenchOp::ConvolutionPass { of, pass: TimedConvPass::Forward };
-        assert_eq!(pass.size(DType::F32), 2.0 * 2.0 * 16.0 * 3.0 * 5.0 * 9.0);
+        assert_eq!(BenchOp::Convolution(of).size(DType::F32), 2.0 * 2.0 * 16.0 * 3.0 * 5.0 * 9.0);
         for (op, counted) in of.passes() {
             assert_eq!(op.size(DType::F32), counted.flops, "{op}");
         }

@@ -13,8 +13,7 @@ pub struct BenchSizes {
     pub products: fn(DType) -> RangeInclusive<i32>,
     /// Widths are multiples of this.
     pub granule: usize,
-    /// Each pass of these by itself.
-    pub convolutions: &'static [ConvolutionSize],
+    pub convolutions: ConvolutionSizes,
     pub attention: &'static [BenchOp],
     /// Decades of bytes of a pass.
     pub elementwise: RangeInclusive<i32>,
@@ -24,10 +23,19 @@ pub struct BenchSizes {
     pub width: usize,
 }
 
+/// Convolutions that are timed.
+pub enum ConvolutionSizes {
+    /// The three passes together, for one fraction of a product's rate.
+    Together(&'static [BenchOp]),
+    /// Each pass by itself, for what passes take by their sizes: the convolutions of a core are our own, and
+    /// cut layers are narrow.
+    EachPass(&'static [ConvolutionSize]),
+}
+
 pub const CORE: BenchSizes = BenchSizes {
     products: |dtype| if dtype == DType::F32 { 5..=9 } else { 5..=10 },
     granule: 16,
-    convolutions: &[
+    convolutions: ConvolutionSizes::EachPass(&[
         // As wide as they are deep, down to what ranks have that cut a narrow layer,
         conv_size(4, 32, 4, 4, 3, 1),
         conv_size(4, 32, 8, 8, 3, 1),
@@ -49,7 +57,7 @@ pub const CORE: BenchSizes = BenchSizes {
         conv_size(8, 32, 4, 4, 1, 1),
         conv_size(8, 16, 16, 32, 1, 1),
         conv_size(8, 16, 32, 64, 3, 2),
-    ],
+    ]),
     attention: &[attention(4, 64, 4, 256), attention(4, 128, 4, 128), attention(1, 256, 8, 512)],
     elementwise: 3..=8,
     light: 5..=6,
@@ -59,31 +67,15 @@ pub const CORE: BenchSizes = BenchSizes {
 pub const GPU: BenchSizes = BenchSizes {
     products: |dtype| if dtype == DType::F32 { 7..=12 } else { 7..=13 },
     granule: 64,
-    convolutions: &[
-        // From narrow layers on large images to wide ones on small images,
-        conv_size(64, 224, 3, 64, 7, 2),
-        conv_size(64, 224, 3, 64, 3, 1),
-        conv_size(32, 224, 64, 64, 3, 1),
-        conv_size(64, 112, 64, 128, 3, 1),
-        conv_size(64, 56, 64, 64, 3, 1),
-        conv_size(64, 56, 64, 256, 1, 1),
-        conv_size(64, 56, 256, 64, 1, 1),
-        conv_size(64, 28, 128, 128, 3, 1),
-        conv_size(64, 28, 512, 128, 1, 1),
-        conv_size(64, 14, 256, 256, 3, 1),
-        conv_size(64, 14, 256, 1024, 1, 1),
-        conv_size(64, 7, 512, 512, 3, 1),
-        conv_size(64, 7, 512, 2048, 1, 1),
-        // and those of networks so small that their kernels fill a GPU only with thousands of samples.
-        conv_size(32, 28, 1, 32, 5, 1),
-        conv_size(2048, 28, 1, 32, 5, 1),
-        conv_size(32, 12, 32, 64, 5, 1),
-        conv_size(2048, 12, 32, 64, 5, 1),
-        conv_size(128, 32, 3, 16, 3, 1),
-        conv_size(128, 32, 16, 16, 3, 1),
-        conv_size(128, 16, 32, 32, 3, 1),
-        conv_size(128, 8, 64, 64, 3, 1),
-    ],
+    // From narrow layers on large images to wide ones on small images.
+    convolutions: ConvolutionSizes::Together(&[
+        convolution(64, 224, 3, 64, 7, 2),
+        convolution(64, 56, 64, 64, 3, 1),
+        convolution(64, 56, 64, 256, 1, 1),
+        convolution(64, 28, 128, 128, 3, 1),
+        convolution(64, 14, 256, 256, 3, 1),
+        convolution(64, 7, 512, 512, 3, 1),
+    ]),
     attention: &[attention(16, 1024, 12, 768), attention(8, 2048, 16, 2048), attention(8, 2048, 32, 4096)],
     elementwise: 4..=9,
     light: 7..=9,
@@ -94,7 +86,7 @@ pub const GPU: BenchSizes = BenchSizes {
 pub const QUICK: BenchSizes = BenchSizes {
     products: |_| 5..=6,
     granule: 16,
-    convolutions: &[conv_size(1, 4, 4, 4, 3, 1), conv_size(1, 2, 16, 16, 1, 1)],
+    convolutions: ConvolutionSizes::EachPass(&[conv_size(1, 4, 4, 4, 3, 1), conv_size(1, 2, 16, 16, 1, 1)]),
     attention: &[attention(1, 16, 2, 32)],
     elementwise: 3..=4,
     light: 3..=4,
@@ -110,6 +102,17 @@ const fn conv_size(
     stride: usize,
 ) -> ConvolutionSize {
     ConvolutionSize { batch, side, input, output, kernel, stride }
+}
+
+const fn convolution(
+    batch: usize,
+    side: usize,
+    input: usize,
+    output: usize,
+    kernel: usize,
+    stride: usize,
+) -> BenchOp {
+    BenchOp::Convolution(conv_size(batch, side, input, output, kernel, stride))
 }
 
 const fn attention(batch: usize, positions: usize, heads: usize, width: usize) -> BenchOp {
