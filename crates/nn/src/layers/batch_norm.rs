@@ -11,7 +11,7 @@ use espalier_tensor::ops::{batch_norm, rows};
 use espalier_tensor::{Category, DType, Tensor};
 
 use super::conv::leaves_bias_out;
-use super::{BackwardContext, BatchStatistics, ForwardContext, Mode, WeightGradients, sum};
+use super::{BackwardContext, BatchStatistics, ForwardContext, MaxPool, Mode, WeightGradients, sum};
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, WeightStore};
 
@@ -137,6 +137,21 @@ impl BatchNorm {
         let (y, mean, rstd) = batch_norm::forward(&x, scale, shift, self.eps, self.epilogue(plus.as_ref()))?;
         let count = x.rows();
         self.leave(x, mean, rstd, count, ctx)?;
+        Ok(y)
+    }
+
+    /// Measures all of x, and gives what a pool makes of the output. Leaves what both need.
+    pub(crate) fn run_pooled(
+        &self,
+        x: Tensor,
+        pool: &MaxPool,
+        ctx: &mut ForwardContext<'_>,
+    ) -> Result<Tensor> {
+        let weights = [self.scale, self.shift].map(|id| ctx.weights.get(id));
+        let (y, places, [mean, rstd]) = batch_norm::forward_max(&x, weights, self.eps, pool.pool, pool.relu)?;
+        let count = x.rows();
+        self.leave(x, mean, rstd, count, ctx)?;
+        ctx.stash.push(places);
         Ok(y)
     }
 

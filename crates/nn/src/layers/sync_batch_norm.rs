@@ -7,10 +7,12 @@ use espalier_plan::split::split;
 use espalier_tensor::Tensor;
 use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::ops::batch_norm::{self, measure};
+use espalier_tensor::ops::pool::max_backward;
 
 use super::batch_norm::{NormGradients, NormInput};
 use super::{
-    BackwardContext, BatchNorm, BatchSlice, ForwardContext, GradientParts, Layer, Mode, NormGroup, sum,
+    BackwardContext, BatchNorm, BatchSlice, ForwardContext, GradientParts, Layer, MaxPool, Mode, NormGroup,
+    sum,
 };
 use crate::Result;
 
@@ -70,6 +72,11 @@ impl SyncBatchNorm {
             }
             _ => self.norm.run(x, plus, ctx),
         }
+    }
+
+    /// Whether it measures all of x at once and nothing else.
+    pub(crate) fn measures_alone(&self, x: &Tensor, ctx: &ForwardContext<'_>) -> bool {
+        ctx.mode == Mode::Train && self.group(&ctx.batch_slice).is_none() && self.norm.groups(x) == 1
     }
 
     /// The same; leaves the output too where ReLU made it, as ReLU by itself does: what reads it keeps it anyway.
@@ -142,6 +149,25 @@ impl SyncBatchNorm {
         };
         self.norm.send_gradients(scale, shift, ctx)?;
         Ok((dx, plus))
+    }
+
+    /// The gradients for that of what a pool makes of the output.
+    pub(crate) fn gradients_pooled(
+        &self,
+        dy: Tensor,
+        places: &Tensor,
+        MaxPool { pool, .. }: &MaxPool,
+        input: &NormInput,
+        ctx: &BackwardContext<'_>,
+    ) -> Result<NormGradients> {
+        match self.fused(input, ctx) {
+            Some([mean, rstd]) => {
+                let scale = ctx.weights.get(self.norm.scale);
+                let gradients = batch_norm::backward_max(&dy, places, *pool, &input.x, scale, [mean, rstd])?;
+                Ok(NormGradients::of(gradients))
+            }
+            None => self.gradients(&max_backward(&dy, places, *pool, input.x.shape())?, input, ctx),
+        }
     }
 
     /// The gradients for that of what ReLU gives, and that once more.

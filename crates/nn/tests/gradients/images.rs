@@ -61,6 +61,8 @@ fn batch_norm_with_sum_and_relu() {
     let relu = LayerSpec::Activation(Activation::Relu);
     for group in [0, 1] {
         check_bits(IMAGE, image(vec![norm("bn", group), relu.clone()], 4), 3, None);
+        let pool = LayerSpec::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1.into() });
+        check_bits(IMAGE, image(vec![norm("bn", group), pool, relu.clone()], 4), 3, None);
         let shortcuts = [vec![], vec![conv("short", 4, 4, 1, 1, 0), norm("bn3", group)]];
         for shortcut in shortcuts {
             let branch = vec![

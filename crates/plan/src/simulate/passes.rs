@@ -313,8 +313,8 @@ impl PassContext<'_> {
     }
 }
 
-/// What layer `i` takes beside a batch norm or a max pool that does it on its way: ReLU, and the sum of a residual
-/// layer between a norm and ReLU (`nn/model/builder/cnn`). None where it runs by itself.
+/// What layer `i` takes beside a batch norm or a max pool that does it on its way: ReLU, the sum of a residual layer
+/// between a norm and ReLU, a norm before a pool (`nn/model/builder/cnn`). None where it runs by itself.
 fn fused_pass(layers: &[LayerSpec], i: usize) -> Option<MemoryPass> {
     let is_relu = |layer: &LayerSpec| matches!(layer, LayerSpec::Activation(Activation::Relu));
     let is_norm = |layer: &LayerSpec| matches!(layer, LayerSpec::BatchNorm(_));
@@ -327,6 +327,13 @@ fn fused_pass(layers: &[LayerSpec], i: usize) -> Option<MemoryPass> {
         Some(MemoryPass { forward: [0.0, forward], backward: [0.0, backward], is_light: true })
     };
     match &layers[i] {
+        // It is measured, forward and back; the pool's passes do the rest, and its gradient is not written between.
+        norm if is_norm(norm) && matches!(next, Some(LayerSpec::MaxPool(_))) => {
+            Some(MemoryPass { forward: [1.0, 0.0], backward: [2.0, 1.0], is_light: false })
+        }
+        LayerSpec::MaxPool(_) if before.is_some_and(is_norm) => {
+            times(1.0, 2.0).map(|pass| MemoryPass { forward: [1.0, 1.0], ..pass })
+        }
         // A convolution's input is made again on the way back.
         relu if is_relu(relu) && before.is_some_and(is_norm) => {
             times(0.0, if matches!(next, Some(LayerSpec::Conv(_))) { 1.0 } else { 0.0 })
@@ -355,7 +362,8 @@ mod tests {
     use crate::config::RunFile;
     use crate::plan::{DataFacts, Plan};
 
-    /// The ReLUs and sums of a residual network: on a GPU a pass over what is added each way, elsewhere three.
+    /// The ReLUs and sums of a residual network: on a GPU a pass over what is added each way, elsewhere three. The
+    /// norm of its stem is a part of the pool behind it, but for being measured.
     #[test]
     fn a_norm_does_the_relu_behind_it_on_its_way() {
         let text = "[model]\nname = \"resnet-18\"\n[train]\nsteps = 1\nbatch = 64\n";
@@ -377,6 +385,7 @@ mod tests {
         assert!(seconds(true, "relu")[1] < 0.7 * seconds(false, "relu")[1]);
         let [fused, alone] = [true, false].map(|fuses| seconds(fuses, "residual"));
         assert!((0..2).all(|way| fused[way] < 0.6 * alone[way]), "{fused:?}, {alone:?}");
-        assert_eq!(seconds(true, "batch_norm"), seconds(false, "batch_norm"));
+        let [fused, alone] = [true, false].map(|fuses| seconds(fuses, "batch_norm"));
+        assert!((0..2).all(|way| fused[way] < 0.95 * alone[way]), "{fused:?}, {alone:?}");
     }
 }

@@ -28,6 +28,8 @@ mod tests;
 
 use super::activation::{self, ActivationFn};
 use super::elementwise::{add, add_into};
+use super::pool::cuda::{PoolNorm, PoolNormGradient};
+use super::pool::{self, PoolParams};
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
@@ -71,12 +73,36 @@ pub fn forward(
     check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
     let cpu = match x.device() {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(gpu) => return cuda::forward(&gpu, x, scale, shift, eps, epilogue),
+        Device::Cuda(gpu) => {
+            let [mean, rstd] = cuda::statistics(&gpu, x, eps)?;
+            return Ok((cuda::normalise(&gpu, x, scale, shift, &mean, &rstd, epilogue)?, mean, rstd));
+        }
     };
     let moments = ChannelMoments::of(x)?;
     let (mean, rstd) = moments.statistics(&x.device(), eps)?;
     let y = host::normalise(&cpu, x, scale, shift, mean.slice(), rstd.slice())?;
     Ok((epilogue.apply(y)?, mean, rstd))
+}
+
+/// [`forward`], and [`pool::max_forward`] of that: `(y, places, [mean, rstd])`. A GPU's pool normalises what it reads:
+/// neither what the norm gives nor its gradient is ever in memory.
+pub fn forward_max(
+    x: &Tensor,
+    [scale, shift]: [&Tensor; 2],
+    eps: f32,
+    pool: PoolParams,
+    relu: bool,
+) -> Result<(Tensor, Tensor, [Tensor; 2])> {
+    check_channels(x.width(), [(scale, "scale"), (shift, "shift")]);
+    let Device::Cuda(gpu) = x.device() else {
+        let (normed, mean, rstd) = forward(x, scale, shift, eps, NormEpilogue::default())?;
+        let (y, places) = pool::max_forward(&normed, pool, relu)?;
+        return Ok((y, places, [mean, rstd]));
+    };
+    let statistics = cuda::statistics(&gpu, x, eps)?;
+    let norm = PoolNorm { weights: [scale, shift], statistics: statistics.each_ref() };
+    let (y, places) = pool::cuda::max_forward(&gpu, x, Some(norm), pool, relu)?;
+    Ok((y, places, statistics))
 }
 
 /// What x has to say of a batch of which it holds some rows: numbers that add up over all that hold the others.
@@ -134,6 +160,25 @@ pub fn backward(
     let dx = input_gradient(dy, x, scale, mean, rstd, &sums)?;
     let (dscale, dshift) = scale_and_shift(scale, rstd, &sums)?;
     Ok((dx, dscale, dshift))
+}
+
+/// The gradients of [`forward_max`], from the places that it gave: `(dx, dscale, dshift)`.
+pub fn backward_max(
+    dy: &Tensor,
+    places: &Tensor,
+    pool: PoolParams,
+    x: &Tensor,
+    scale: &Tensor,
+    [mean, rstd]: [&Tensor; 2],
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let Device::Cuda(gpu) = x.device() else {
+        let dy = pool::max_backward(dy, places, pool, x.shape())?;
+        return backward(&dy, x, scale, mean, rstd);
+    };
+    let sums = pool::cuda::max_gradient_sums(&gpu, dy, places, [x, mean], pool)?;
+    let (line, dscale, dshift) = cuda::line(&gpu, &sums, x, scale, rstd)?;
+    let norm = PoolNormGradient { x, mean, line: &line };
+    Ok((pool::cuda::max_backward(&gpu, dy, places, Some(norm), pool, x.shape())?, dscale, dshift))
 }
 
 /// The gradients of [`forward`] with ReLU at its end, of which y was the output: `(dx, dscale, dshift)`.

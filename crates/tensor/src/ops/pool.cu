@@ -7,9 +7,16 @@
 // pool_max_forward(x, y, places, relu, size): y, and where in its window each maximum is: u8 [batch, oh, ow, c], 16-byte
 //   aligned, u kernel + v for row u and column v of the window, padding counted; kernel <= 15. With relu, what is not
 //   above zero has the place NOWHERE.
+// pool_max_forward_normed(x, scale, shift, wide, mean, rstd, y, places, relu, size): the same of what a batch norm makes of
+//   x, with batch_norm_forward's bits; mean, rstd: f32 [c]; scale, shift: [c], f32 where `wide`, else T.
 // pool_max_take(x, places, y, size): what x has at these places, of which none is NOWHERE.
 // pool_max_backward(dy, places, dx, size); pool_max_backward_two likewise for stride 2 and windows of 2 or 3, where a
 //   thread makes a square of 2 x 2 pixels, which the same windows see.
+// pool_max_normed_sums(dy, places, x, mean, partial, rows, piece, size): batch_norm_gradient_sums of a gradient that is
+//   never in memory, that of a pool's input: x is what the norm before the pool reads. Column geometry (lanes.cuh) over
+//   the rows = batch oh ow of dy; partial: f32 [pieces, 2, c].
+// pool_max_backward_normed, pool_max_backward_two_normed(dy, places, x, mean, line, dx, size): the gradient of that x, as
+//   batch_norm_backward_input makes it of the pool's; line: f32 [3, c].
 // pool_mean_forward(x, y, size), pool_mean_backward(dy, dx, size)
 //   grid ceil(pixels c / N / 256), block 256; pixels = batch oh ow forward, batch h w backward, or as many squares: along a
 //   side ceil((before + size) / 2) - before / 2. There are fewer than 2^32 threads.
@@ -116,14 +123,72 @@ DEVICE void load_bytes(const u8* at, u32 (&x)[N]) {
     }
 }
 
+// What stands before the pool: nothing, or a batch norm, with the formulas of batch_norm.cu.
+struct Plain {
+    template <int N>
+    struct Line {
+        DEVICE Line(const Plain&, int) {}
+        DEVICE void apply(float (&)[N]) const {}
+        DEVICE void apply(i64, float (&)[N]) const {}
+    };
+};
+
+struct Norm {
+    Weights scale, shift;
+    const float *mean, *rstd;
+
+    template <int N>
+    struct Line {
+        float m[N], a[N], b[N];
+
+        DEVICE Line(const Norm& norm, int channel) {
+            float r[N];
+            norm.scale.get(channel, a);
+            norm.shift.get(channel, b);
+            load(norm.mean + channel, m);
+            load(norm.rstd + channel, r);
+            for (int k = 0; k < N; ++k) a[k] *= r[k];
+        }
+        DEVICE void apply(float (&x)[N]) const {
+            for (int k = 0; k < N; ++k) x[k] = rounded<T>(fmaf(x[k] - m[k], a[k], b[k]));
+        }
+    };
+};
+
+struct NormGradient {
+    const T* x;
+    const float *mean, *line;
+    int c;
+
+    template <int N>
+    struct Line {
+        const T* x;
+        float m[N], a[N], b[N], d[N];
+
+        DEVICE Line(const NormGradient& norm, int channel) : x(norm.x) {
+            load(norm.mean + channel, m);
+            load(norm.line + channel, a);
+            load(norm.line + norm.c + channel, b);
+            load(norm.line + 2 * norm.c + channel, d);
+        }
+        DEVICE void apply(i64 at, float (&g)[N]) const {
+            float v[N];
+            load(x + at, v);
+            for (int k = 0; k < N; ++k) g[k] = a[k] * g[k] + (b[k] * (v[k] - m[k]) + d[k]);
+        }
+    };
+};
+
 // K: the window's side, 0 where it is known at run time only.
-template <int N, int K>
-DEVICE void max_forward(const T* __restrict__ x, T* __restrict__ y, u8* __restrict__ places, bool relu, const Size& s) {
+template <int N, int K, class Before>
+DEVICE void max_forward(const T* __restrict__ x, const Before& before, T* __restrict__ y, u8* __restrict__ places,
+                        bool relu, const Size& s) {
     const Place p = place<N>(s, s.rows.count, s.columns.count);
     if (!p.inside) return;
     const int kernel = K ? K : s.kernel, line = s.columns.size * s.c;
     const int top = p.i * s.stride - s.rows.before, left = p.j * s.stride - s.columns.before;
     x += (p.image * s.rows.size + top) * line + static_cast<i64>(left) * s.c + p.channel;
+    const typename Before::template Line<N> norm(before, p.channel);
     float best[N];
     u32 where[N];
     for (int k = 0; k < N; ++k) best[k] = -INFINITY_F, where[k] = max(-top, 0) * kernel + max(-left, 0);
@@ -135,8 +200,10 @@ DEVICE void max_forward(const T* __restrict__ x, T* __restrict__ y, u8* __restri
             // What lies past the image is larger than nothing; loads without branches between them run side by side.
             for (int k = 0; k < N; ++k) seen[k] = -INFINITY_F;
             if (static_cast<u32>(top + u) < static_cast<u32>(s.rows.size) &&
-                static_cast<u32>(left + v) < static_cast<u32>(s.columns.size))
+                static_cast<u32>(left + v) < static_cast<u32>(s.columns.size)) {
                 load(x + (u * line + v * s.c), seen);
+                norm.apply(seen);
+            }
             for (int k = 0; k < N; ++k) {
                 const bool larger = seen[k] > best[k] || seen[k] != seen[k];
                 best[k] = larger ? seen[k] : best[k];
@@ -170,8 +237,9 @@ DEVICE void max_take(const T* __restrict__ x, const u8* __restrict__ places, T* 
 
 // B x B pixels, counted from the first one of padding on; if B > 1 that is the stride, so one window begins with them,
 // and those before it see them too.
-template <int N, int B, int K>
-DEVICE void max_backward(const T* __restrict__ dy, const u8* __restrict__ places, T* __restrict__ dx, const Size& s) {
+template <int N, int B, int K, class Before>
+DEVICE void max_backward(const T* __restrict__ dy, const u8* __restrict__ places, const Before& before, T* __restrict__ dx,
+                         const Size& s) {
     const int kernel = K ? K : s.kernel, stride = B > 1 ? B : s.stride;
     const int above = s.rows.before / B, beside = s.columns.before / B;
     const Place p = place<N>(s, (s.rows.before + s.rows.size + B - 1) / B - above,
@@ -181,6 +249,7 @@ DEVICE void max_backward(const T* __restrict__ dy, const u8* __restrict__ places
     const int window_i = B > 1 ? p.i + above : first_i / stride, window_j = B > 1 ? p.j + beside : first_j / stride;
     const int into_i = B > 1 ? 0 : first_i - window_i * stride, into_j = B > 1 ? 0 : first_j - window_j * stride;
     const i64 image = p.image * s.rows.count * s.columns.count * s.c + p.channel;
+    const typename Before::template Line<N> norm(before, p.channel);
     float sum[B][B][N] = {};
     // From the first window that sees them on, as on the host: sums have one order.
 #pragma unroll
@@ -209,7 +278,45 @@ DEVICE void max_backward(const T* __restrict__ dy, const u8* __restrict__ places
     for (int square = 0; square < B * B; ++square) {
         const int i = first_i + square / B - s.rows.before, j = first_j + square % B - s.columns.before;
         if (i < 0 || i >= s.rows.size || j < 0 || j >= s.columns.size) continue;
-        store(dx + ((p.image * s.rows.size + i) * s.columns.size + j) * s.c + p.channel, sum[square / B][square % B]);
+        const i64 at = ((p.image * s.rows.size + i) * s.columns.size + j) * s.c + p.channel;
+        norm.apply(at, sum[square / B][square % B]);
+        store(dx + at, sum[square / B][square % B]);
+    }
+}
+
+template <int N, int K>
+DEVICE void normed_sums(const T* __restrict__ dy, const u8* __restrict__ places, const T* __restrict__ x,
+                        const float* __restrict__ mean, float* __restrict__ partial, i64 rows, i64 piece, const Size& s) {
+    const i64 column = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+    const i64 start = blockIdx.y * piece, end = start + piece < rows ? start + piece : rows;
+    const u32 kernel = K ? K : s.kernel;
+    float sum[N] = {}, product[N] = {};
+    if (column < s.c) {
+        float m[N];
+        load(mean + column, m);
+#pragma unroll 4
+        for (i64 row = start + threadIdx.y; row < end; row += blockDim.y) {
+            const u32 line = static_cast<u32>(row) / s.columns.count, image = line / s.rows.count;
+            const int top = line % s.rows.count * s.stride - s.rows.before;
+            const int left = static_cast<u32>(row) % s.columns.count * s.stride - s.columns.before;
+            const T* const window = x + ((static_cast<i64>(image) * s.rows.size + top) * s.columns.size + left) * s.c + column;
+            float d[N];
+            u32 where[N];
+            load(dy + row * s.c + column, d);
+            load_bytes(places + row * s.c + column, where);
+            for (int k = 0; k < N; ++k) {
+                const bool open = where[k] != NOWHERE;
+                const i64 pixel = static_cast<i64>(where[k] / kernel) * s.columns.size + where[k] % kernel;
+                sum[k] += open ? d[k] : 0.0f;
+                product[k] += open ? d[k] * (to_f32(window[pixel * s.c + k]) - m[k]) : 0.0f;
+            }
+        }
+    }
+    sum_over_y(sum);
+    sum_over_y(product);
+    if (threadIdx.y == 0 && column < s.c) {
+        store(partial + blockIdx.y * 2 * s.c + column, sum);
+        store(partial + (blockIdx.y * 2 + 1) * s.c + column, product);
     }
 }
 
@@ -269,50 +376,81 @@ DEVICE void global_mean(const T* __restrict__ x, T* __restrict__ y, i64 pixels, 
     if (threadIdx.y == 0 && column < c) store(y + blockIdx.y * c + column, sum);
 }
 
-template <int N>
-DEVICE void max_forward_by_window(const T* x, T* y, u8* places, bool relu, const Size& s) {
-    if (s.kernel == 3)
-        max_forward<N, 3>(x, y, places, relu, s);
-    else if (s.kernel == 2)
-        max_forward<N, 2>(x, y, places, relu, s);
+// Calls run(Width<N>()) with as many lanes as channels divide by, and run(Width<K>()) with the window's side.
+template <class Run>
+DEVICE void by_lanes(const Size& s, Run run) {
+    if (s.c % LANES == 0)
+        run(Width<LANES>());
     else
-        max_forward<N, 0>(x, y, places, relu, s);
+        run(Width<1>());
 }
 
-KERNEL(256) pool_max_forward(const T* x, T* y, u8* places, int relu, Size s) {
-    if (s.c % LANES == 0)
-        max_forward_by_window<LANES>(x, y, places, relu, s);
+template <class Run>
+DEVICE void by_window(const Size& s, Run run) {
+    if (s.kernel == 3)
+        run(Width<3>());
+    else if (s.kernel == 2)
+        run(Width<2>());
     else
-        max_forward_by_window<1>(x, y, places, relu, s);
+        run(Width<0>());
+}
+
+template <class Before>
+DEVICE void forward(const T* x, const Before& before, T* y, u8* places, bool relu, const Size& s) {
+    by_lanes(s, [&](auto n) {
+        by_window(s, [&](auto k) {
+            max_forward<decltype(n)::value, decltype(k)::value>(x, before, y, places, relu, s);
+        });
+    });
+}
+
+template <class Before>
+DEVICE void backward_two(const T* dy, const u8* places, const Before& before, T* dx, const Size& s) {
+    by_lanes(s, [&](auto n) {
+        if (s.kernel == 3)
+            max_backward<decltype(n)::value, 2, 3>(dy, places, before, dx, s);
+        else
+            max_backward<decltype(n)::value, 2, 2>(dy, places, before, dx, s);
+    });
+}
+
+KERNEL(256) pool_max_forward(const T* x, T* y, u8* places, int relu, Size s) { forward(x, Plain(), y, places, relu, s); }
+
+KERNEL(256) pool_max_forward_normed(const T* x, const void* scale, const void* shift, int wide, const float* mean,
+                                    const float* rstd, T* y, u8* places, int relu, Size s) {
+    forward(x, Norm{{scale, wide}, {shift, wide}, mean, rstd}, y, places, relu, s);
 }
 
 KERNEL(256) pool_max_take(const T* x, const u8* places, T* y, Size s) {
-    if (s.c % LANES == 0)
-        max_take<LANES>(x, places, y, s);
-    else
-        max_take<1>(x, places, y, s);
+    by_lanes(s, [&](auto n) { max_take<decltype(n)::value>(x, places, y, s); });
 }
 
 KERNEL(256) pool_max_backward(const T* dy, const u8* places, T* dx, Size s) {
-    if (s.c % LANES == 0)
-        max_backward<LANES, 1, 0>(dy, places, dx, s);
-    else
-        max_backward<1, 1, 0>(dy, places, dx, s);
+    by_lanes(s, [&](auto n) { max_backward<decltype(n)::value, 1, 0>(dy, places, Plain(), dx, s); });
 }
 
-template <int N>
-DEVICE void max_backward_two(const T* dy, const u8* places, T* dx, const Size& s) {
-    if (s.kernel == 3)
-        max_backward<N, 2, 3>(dy, places, dx, s);
-    else
-        max_backward<N, 2, 2>(dy, places, dx, s);
+KERNEL(256) pool_max_backward_normed(const T* dy, const u8* places, const T* x, const float* mean, const float* line,
+                                     T* dx, Size s) {
+    const NormGradient norm = {x, mean, line, s.c};
+    by_lanes(s, [&](auto n) { max_backward<decltype(n)::value, 1, 0>(dy, places, norm, dx, s); });
 }
 
 KERNEL(256) pool_max_backward_two(const T* dy, const u8* places, T* dx, Size s) {
-    if (s.c % LANES == 0)
-        max_backward_two<LANES>(dy, places, dx, s);
-    else
-        max_backward_two<1>(dy, places, dx, s);
+    backward_two(dy, places, Plain(), dx, s);
+}
+
+KERNEL(256) pool_max_backward_two_normed(const T* dy, const u8* places, const T* x, const float* mean,
+                                         const float* line, T* dx, Size s) {
+    backward_two(dy, places, NormGradient{x, mean, line, s.c}, dx, s);
+}
+
+KERNEL(256) pool_max_normed_sums(const T* dy, const u8* places, const T* x, const float* mean, float* partial, i64 rows,
+                                 i64 piece, Size s) {
+    by_lanes(s, [&](auto n) {
+        by_window(s, [&](auto k) {
+            normed_sums<decltype(n)::value, decltype(k)::value>(dy, places, x, mean, partial, rows, piece, s);
+        });
+    });
 }
 
 KERNEL(256) pool_global_mean(const T* x, T* y, i64 pixels, i64 of, i64 c) {
@@ -323,15 +461,9 @@ KERNEL(256) pool_global_mean(const T* x, T* y, i64 pixels, i64 of, i64 c) {
 }
 
 KERNEL(256) pool_mean_forward(const T* x, T* y, Size s) {
-    if (s.c % LANES == 0)
-        mean_forward<LANES>(x, y, s);
-    else
-        mean_forward<1>(x, y, s);
+    by_lanes(s, [&](auto n) { mean_forward<decltype(n)::value>(x, y, s); });
 }
 
 KERNEL(256) pool_mean_backward(const T* dy, T* dx, Size s) {
-    if (s.c % LANES == 0)
-        mean_backward<LANES>(dy, dx, s);
-    else
-        mean_backward<1>(dy, dx, s);
+    by_lanes(s, [&](auto n) { mean_backward<decltype(n)::value>(dy, dx, s); });
 }

@@ -125,20 +125,21 @@ const NOWHERE: u8 = u8::MAX;
 /// their places, u8 of the same shape: the number of the element in its window, rows first, padding counted.
 pub fn max_forward(x: &Tensor, pool: PoolParams, relu: bool) -> Result<(Tensor, Tensor)> {
     let (grid, device) = (pool.max_grid(x.shape()), x.device());
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(gpu) => return cuda::max_forward(gpu, x, None, pool, relu),
+    };
     let shape = grid.output_shape();
     let mut y = Tensor::empty(&device, &shape, x.dtype(), Category::Transient)?;
     let mut places = Tensor::empty(&device, &shape, DType::U8, Category::Transient)?;
-    match &device {
-        Device::Cpu(cpu) => with_float!(x.dtype(), T => {
-            let len = shape[1..].iter().product::<usize>().max(1);
-            let images = y.slice_mut::<T>().chunks_mut(len).zip(places.slice_mut::<u8>().chunks_mut(len));
-            let x = x.slice::<T>();
-            each(cpu, images.enumerate(), |(n, (y, places))| {
-                max_image(cpu.isa(), grid.input(x, n), y, places, &grid, pool.kernel, relu);
-            });
-        }),
-        Device::Cuda(gpu) => cuda::max_forward(gpu, x, &grid, pool, relu, [&mut y, &mut places])?,
-    }
+    let len = shape[1..].iter().product::<usize>().max(1);
+    with_float!(x.dtype(), T => {
+        let images = y.slice_mut::<T>().chunks_mut(len).zip(places.slice_mut::<u8>().chunks_mut(len));
+        let x = x.slice::<T>();
+        each(cpu, images.enumerate(), |(n, (y, places))| {
+            max_image(cpu.isa(), grid.input(x, n), y, places, &grid, pool.kernel, relu);
+        });
+    });
     Ok((y, places))
 }
 
@@ -147,18 +148,19 @@ pub fn max_take(x: &Tensor, places: &Tensor, pool: PoolParams) -> Result<Tensor>
     let (grid, device) = (pool.max_grid(x.shape()), x.device());
     let shape = grid.output_shape();
     assert_eq!((places.shape(), places.dtype()), (&shape[..], DType::U8), "the places of maxima");
+    let cpu = match &device {
+        Device::Cpu(cpu) => cpu,
+        Device::Cuda(gpu) => return cuda::max_take(gpu, x, places, &grid, pool),
+    };
     let mut y = Tensor::empty(&device, &shape, x.dtype(), Category::Transient)?;
     let len = shape[1..].iter().product::<usize>().max(1);
-    match &device {
-        Device::Cpu(cpu) => with_float!(x.dtype(), T => {
-            let (x, places) = (x.slice::<T>(), places.slice::<u8>());
-            cpu.for_chunks(y.slice_mut::<T>(), len, |range, y| {
-                let image = grid.input(x, range.start / len);
-                take_max(cpu.isa(), image, &places[range], y, &grid, pool.kernel);
-            });
-        }),
-        Device::Cuda(gpu) => cuda::max_take(gpu, x, places, &grid, pool, &mut y)?,
-    }
+    with_float!(x.dtype(), T => {
+        let (x, places) = (x.slice::<T>(), places.slice::<u8>());
+        cpu.for_chunks(y.slice_mut::<T>(), len, |range, y| {
+            let image = grid.input(x, range.start / len);
+            take_max(cpu.isa(), image, &places[range], y, &grid, pool.kernel);
+        });
+    });
     Ok(y)
 }
 
@@ -169,7 +171,7 @@ pub fn max_backward(dy: &Tensor, places: &Tensor, pool: PoolParams, input_shape:
     assert_eq!((places.shape(), places.dtype()), (dy.shape(), DType::U8), "the places of maxima");
     let cpu = match &device {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(gpu) => return cuda::max_backward(gpu, dy, places, &grid, pool),
+        Device::Cuda(gpu) => return cuda::max_backward(gpu, dy, places, None, pool, input_shape),
     };
     with_float!(dy.dtype(), T => {
         let (dy, places) = (dy.slice::<T>(), places.slice::<u8>());

@@ -1,5 +1,5 @@
 //! What the layers of a CNN take of those beside them: convolutions, batch norms and max pools the ReLU behind them,
-//! a norm the sum of a residual layer or the convolution that reads it, and halo exchanges and synchronised
+//! a norm the sum of a residual layer, or the pool or convolution that reads it, and halo exchanges and synchronised
 //! statistics the layer that they stand before. Each saves a pass over memory, or the exchange another message.
 
 use espalier_plan::mesh::Axis;
@@ -41,7 +41,8 @@ impl Builder<'_> {
         })
     }
 
-    /// A batch norm with the ReLU behind it, and perhaps the convolution behind that; how many layers that is.
+    /// A batch norm with the ReLU behind it, and perhaps the convolution behind that, or with the max pool behind it;
+    /// how many layers that is.
     fn norm_and_behind(
         &mut self,
         norm: &[spec::LayerSpec],
@@ -55,6 +56,11 @@ impl Builder<'_> {
                 let conv = self.conv(conv, behind);
                 let count = count + 1 + usize::from(conv.relu);
                 (Box::new(NormConv { norm: built, conv }), count)
+            }
+            [spec::LayerSpec::MaxPool(pool), behind @ ..] if self.frozen_gates.is_none() => {
+                let relu = behind.first().is_some_and(|next| self.is_fused_relu(next));
+                let pool = self.max_pool(pool, relu);
+                (Box::new(NormPool { norm: built, pool }), count + 1 + usize::from(relu))
             }
             _ => (Box::new(built), count),
         }

@@ -79,14 +79,8 @@ pub(super) fn input_gradient(
     Ok(dx)
 }
 
-pub(super) fn forward(
-    cuda: &Cuda,
-    x: &Tensor,
-    scale: &Tensor,
-    shift: &Tensor,
-    eps: f32,
-    epilogue: NormEpilogue<'_>,
-) -> Result<(Tensor, Tensor, Tensor)> {
+/// Mean and one over the standard deviation of each channel.
+pub(super) fn statistics(cuda: &Cuda, x: &Tensor, eps: f32) -> Result<[Tensor; 2]> {
     let (rows, c, device, build) = (x.rows(), x.width(), x.device(), Build::of(x.dtype()));
     let PartialStats { numbers: partial, chunk } = moments(cuda, x)?;
     let chunks = rows.div_ceil(chunk);
@@ -97,7 +91,7 @@ pub(super) fn forward(
     let kernel = cuda.kernel(&SOURCE, build, "batch_norm_statistics")?;
     // SAFETY: `partial` is [chunks, 2, c], the statistics are [c].
     unsafe { kernel.launch(lanes::blocks(c, 8), THREADS, 0, args)? };
-    Ok((normalise(cuda, x, scale, shift, &mean, &rstd, epilogue)?, mean, rstd))
+    Ok([mean, rstd])
 }
 
 pub(super) fn evaluate(
@@ -132,7 +126,7 @@ pub(super) fn backward(
     rstd: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let sums = gradient_sums(cuda, dy, x, mean)?;
-    let (line, dscale, dshift) = line(cuda, &sums, x, scale, rstd)?;
+    let (line, dscale, dshift) = line(cuda, &sums.numbers, x, scale, rstd)?;
     Ok((input_gradient(cuda, dy, x, mean, &line)?, dscale, dshift))
 }
 
@@ -159,7 +153,7 @@ pub(super) fn backward_gated(
     // SAFETY: dy and x are [rows, c], each of the chunks has its 2 c numbers, all else is [c], scale and shift in
     // the type that `wide` says.
     unsafe { kernel.launch(grid, block, 0, args)? };
-    let (line, dscale, dshift) = line(cuda, &PartialStats { numbers, chunk }, x, scale, rstd)?;
+    let (line, dscale, dshift) = line(cuda, &numbers, x, scale, rstd)?;
     let mut dx = x.empty_like(Category::Transient)?;
     let (kernel, args) = read("batch_norm_gated_input")?;
     let args = args.input(&line).output(&mut dx).optional_output(y).size(rows).size(c).size(chunk);
@@ -192,14 +186,14 @@ pub(super) fn backward_masked(
     unsafe { kernel.launch(grid, block, 0, args.size(rows).size(c).size(chunk))? };
     drop(more);
     let passed = other.unwrap_or(dy);
-    let (line, dscale, dshift) = line(cuda, &PartialStats { numbers, chunk }, x, scale, rstd)?;
+    let (line, dscale, dshift) = line(cuda, &numbers, x, scale, rstd)?;
     Ok((input_gradient(cuda, &passed, x, mean, &line)?, dscale, dshift, passed))
 }
 
 /// The line of [`input_gradient`], and the gradients of scale and shift, from sums over chunks.
-fn line(
+pub(super) fn line(
     cuda: &Cuda,
-    PartialStats { numbers, .. }: &PartialStats,
+    numbers: &Tensor,
     x: &Tensor,
     scale: &Tensor,
     rstd: &Tensor,

@@ -231,3 +231,39 @@ fn a_mean_far_from_zero_costs_no_accuracy() {
         assert_close(&r.to_f32(), &rstd, 1e-5);
     }
 }
+
+/// To the bit what the two give one after the other, windows past the image and odd channels included; backwards but
+/// for the rounding of the gradient between them.
+#[test]
+fn a_pool_behind_a_norm_reads_what_the_norm_would_give() {
+    for (kernel, stride, c) in [(3, 2, 8), (2, 2, 16), (3, 2, 5), (4, 3, 8)] {
+        let (pool, shape) = (PoolParams { kernel, stride, padding: 1.into() }, [3, 9, 10, c]);
+        let x = values(1, shape.iter().product(), 1.0);
+        let (scale, shift) = (values(2, c, 1.0), values(3, c, 1.0));
+        for (device, dtype) in devices().iter().flat_map(|d| [(&d[1], DType::F32), (&d[1], DType::Bf16)]) {
+            let x = tensor(device, dtype, &shape, &x);
+            let [scale, shift] = [&scale, &shift].map(|data| tensor(device, dtype, &[c], data));
+            for relu in [false, true] {
+                let (y, places, [mean, rstd]) = forward_max(&x, [&scale, &shift], EPS, pool, relu).unwrap();
+                let (normed, own_mean, own_rstd) =
+                    forward(&x, &scale, &shift, EPS, NormEpilogue::default()).unwrap();
+                let (own_y, own_places) = pool::max_forward(&normed, pool, relu).unwrap();
+                let bytes = |tensors: [&Tensor; 4]| tensors.map(|tensor| tensor.host_bytes().into_owned());
+                assert_eq!(
+                    bytes([&y, &places, &mean, &rstd]),
+                    bytes([&own_y, &own_places, &own_mean, &own_rstd]),
+                    "{pool:?}, {dtype:?}"
+                );
+                let dy = tensor(device, dtype, y.shape(), &values(4, y.len(), 1.0));
+                let (dx, dscale, dshift) =
+                    backward_max(&dy, &places, pool, &x, &scale, [&mean, &rstd]).unwrap();
+                let between = pool::max_backward(&dy, &places, pool, &shape).unwrap();
+                let (own_dx, own_dscale, own_dshift) = backward(&between, &x, &scale, &mean, &rstd).unwrap();
+                let tolerance = if dtype == DType::F32 { 1e-5 } else { 2e-2 };
+                for (got, own) in [(dx, own_dx), (dscale, own_dscale), (dshift, own_dshift)] {
+                    assert_close(&got.to_f32(), &wide(&own.to_f32()), tolerance);
+                }
+            }
+        }
+    }
+}

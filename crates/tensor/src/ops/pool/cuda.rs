@@ -5,6 +5,7 @@ use crate::cuda::{Args, Build, Cuda, KernelSource};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
+use crate::ops::cast;
 use crate::ops::lanes::{self, ColumnSumLaunch, THREADS};
 use crate::tensor::Tensor;
 
@@ -13,18 +14,46 @@ pub(crate) static SOURCE: KernelSource = lanes::source("pool.cu", include_str!("
 /// The most blocks along a grid's second extent.
 const MOST: usize = 65535;
 
-pub(super) fn max_forward(
+/// A batch norm before a pool, which the pool runs on what it reads.
+pub(crate) struct PoolNorm<'a> {
+    /// Scale and shift.
+    pub weights: [&'a Tensor; 2],
+    /// Mean and one over the standard deviation.
+    pub statistics: [&'a Tensor; 2],
+}
+
+/// The backward pass of such a norm: what it read, and the line of its `input_gradient`.
+pub(crate) struct PoolNormGradient<'a> {
+    pub x: &'a Tensor,
+    pub mean: &'a Tensor,
+    pub line: &'a Tensor,
+}
+
+/// [`super::max_forward`], of what a norm makes of x where there is one.
+pub(crate) fn max_forward(
     cuda: &Cuda,
     x: &Tensor,
-    grid: &WindowGrid,
+    norm: Option<PoolNorm<'_>>,
     pool: PoolParams,
     relu: bool,
-    [y, places]: [&mut Tensor; 2],
-) -> Result<()> {
-    let args = Args::new().input(x).output(y).output(places).i32(relu.into()).fields(&size(grid, Some(pool)));
-    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_forward")?;
-    // SAFETY: x has the grid's input shape, y and the places its output shape.
-    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args) }
+) -> Result<(Tensor, Tensor)> {
+    let grid = pool.max_grid(x.shape());
+    let mut y = output(x, &grid)?;
+    let mut places = Tensor::empty(&x.device(), y.shape(), DType::U8, Category::Transient)?;
+    let weights = norm.as_ref().map(|norm| cast::weights(x.dtype(), norm.weights)).transpose()?;
+    let (name, args) = match (&norm, &weights) {
+        (Some(PoolNorm { statistics: [mean, rstd], .. }), Some(([scale, shift], wide))) => {
+            let args = Args::new().input(x).input(scale).input(shift).i32((*wide).into());
+            ("pool_max_forward_normed", args.input(mean).input(rstd))
+        }
+        _ => ("pool_max_forward", Args::new().input(x)),
+    };
+    let args = args.output(&mut y).output(&mut places).i32(relu.into()).fields(&size(&grid, Some(pool)));
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), name)?;
+    // SAFETY: x has the grid's input shape, y and the places its output shape; what is of the norm is [c], its weights
+    // in the type that `wide` says.
+    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
+    Ok((y, places))
 }
 
 pub(super) fn max_take(
@@ -33,35 +62,67 @@ pub(super) fn max_take(
     places: &Tensor,
     grid: &WindowGrid,
     pool: PoolParams,
-    y: &mut Tensor,
-) -> Result<()> {
-    let args = Args::new().input(x).input(places).output(y).fields(&size(grid, Some(pool)));
+) -> Result<Tensor> {
+    let mut y = output(x, grid)?;
+    let args = Args::new().input(x).input(places).output(&mut y).fields(&size(grid, Some(pool)));
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "pool_max_take")?;
     // SAFETY: x has the grid's input shape, y and the places its output shape.
-    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args) }
+    unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
+    Ok(y)
 }
 
-pub(super) fn max_backward(
+/// [`super::max_backward`], and on through a norm where there is one.
+pub(crate) fn max_backward(
     cuda: &Cuda,
     dy: &Tensor,
     places: &Tensor,
-    grid: &WindowGrid,
+    norm: Option<PoolNormGradient<'_>>,
     pool: PoolParams,
+    input_shape: &[usize],
 ) -> Result<Tensor> {
+    let grid = pool.max_grid(input_shape);
     let mut dx = Tensor::empty(&dy.device(), &grid.shape, dy.dtype(), Category::Transient)?;
-    let args = Args::new().input(dy).input(places).output(&mut dx).fields(&size(grid, Some(pool)));
+    let mut args = Args::new().input(dy).input(places);
+    if let Some(PoolNormGradient { x, mean, line }) = &norm {
+        args = args.input(x).input(mean).input(line);
+    }
+    let args = args.output(&mut dx).fields(&size(&grid, Some(pool)));
     // How many pixels of each side a thread makes.
-    let (name, pixels) = match pool {
-        PoolParams { stride: 2, kernel: 2 | 3, .. } => ("pool_max_backward_two", 2),
-        _ => ("pool_max_backward", 1),
+    let pixels = if matches!(pool, PoolParams { stride: 2, kernel: 2 | 3, .. }) { 2 } else { 1 };
+    let name = match (pixels, norm.is_some()) {
+        (2, false) => "pool_max_backward_two",
+        (2, true) => "pool_max_backward_two_normed",
+        (_, false) => "pool_max_backward",
+        (_, true) => "pool_max_backward_normed",
     };
     let [batch, h, w, c] = grid.shape;
     let [top, left] = grid.first;
     let squares = |size: usize, before: usize| (before + size).div_ceil(pixels) - before / pixels;
-    let grid = threads(&[batch, squares(h, top), squares(w, left), c], dy.dtype());
-    // SAFETY: dx has the grid's input shape, dy and the places its output shape.
-    unsafe { cuda.kernel(&SOURCE, Build::of(dy.dtype()), name)?.launch(grid, THREADS, 0, args)? };
+    let blocks = threads(&[batch, squares(h, top), squares(w, left), c], dy.dtype());
+    // SAFETY: dx and x have the grid's input shape, dy and the places its output shape; mean is [c], `line` [3, c].
+    unsafe { cuda.kernel(&SOURCE, Build::of(dy.dtype()), name)?.launch(blocks, THREADS, 0, args)? };
     Ok(dx)
+}
+
+/// Of the gradient of a pool's input, where a norm of x stands before it: each chunk's sums of that and of that times
+/// x - mean, `[chunks, 2, c]`.
+pub(crate) fn max_gradient_sums(
+    cuda: &Cuda,
+    dy: &Tensor,
+    places: &Tensor,
+    [x, mean]: [&Tensor; 2],
+    pool: PoolParams,
+) -> Result<Tensor> {
+    let size = size(&pool.max_grid(x.shape()), Some(pool));
+    let ColumnSumLaunch { grid, block, chunk, chunks } = lanes::columns(dy.rows(), dy.width(), dy.dtype());
+    let mut sums = Tensor::empty(&dy.device(), &[chunks, 2, dy.width()], DType::F32, Category::Workspace)?;
+    let args = Args::new().input(dy).input(places).input(x).input(mean).output(&mut sums);
+    let args = args.size(dy.rows()).size(chunk).fields(&size);
+    let kernel = cuda.kernel(&SOURCE, Build::of(dy.dtype()), "pool_max_normed_sums")?;
+    // SAFETY: x has the grid's input shape, dy and the places its output shape, mean is [c], and each of the chunks
+    // has its 2 c numbers.
+    unsafe { kernel.launch(grid, block, 0, args)? };
+    Ok(sums)
 }
 
 /// `pool`: the windows' geometry; none where they cover the image.
