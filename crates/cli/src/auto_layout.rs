@@ -83,7 +83,12 @@ impl AutoLayout<'_> {
             return Err(conflict("--ranks", "is 0: a run has at least one rank").into());
         }
         let on_gpus = self.on_gpus(run_file.device.kind, group);
-        let LocalCluster { cluster, source } = LocalCluster::here(self.path, on_gpus)?;
+        let local = match &run_file.device.cluster {
+            Some(name) => LocalCluster::named(name)?,
+            None => LocalCluster::here(self.path, on_gpus)?,
+        };
+        let mismatch = local.mismatch(on_gpus);
+        let LocalCluster { cluster, source } = local;
         let single_rank = Plan::new(run_file.single_rank(), facts).map_err(Error::Plan)?;
         let job = Simulation::new(&single_rank, &cluster, EngineProfile::ESPALIER);
         let found = self.search(&job, on_gpus)?;
@@ -92,11 +97,11 @@ impl AutoLayout<'_> {
             match accepted(run_file, &one.candidate, facts) {
                 Ok(mut laid_out) => {
                     let why = if index == 0 { found.why(&cluster) } else { String::new() };
-                    let note = format!(
-                        "`parallel` = \"auto\" chose {}: predicted {} per step ({source}). {why}",
-                        one.candidate,
-                        seconds(one.step_seconds),
-                    );
+                    let reckoned = match &mismatch {
+                        None => format!("predicted {} per step ({source})", seconds(one.step_seconds)),
+                        Some(other) => format!("the fastest by the rates of another machine ({other})"),
+                    };
+                    let note = format!("`parallel` = \"auto\" chose {}: {reckoned}. {why}", one.candidate);
                     laid_out.notes = run_file.notes.clone();
                     laid_out.notes.push(note.trim_end().into());
                     return Ok(laid_out);

@@ -1,6 +1,6 @@
 //! `espalier bench`: measures this machine, one subcommand for each kind of measurement.
 
-mod busy;
+pub mod busy;
 pub mod cluster_file;
 mod comm;
 mod compute;

@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 use espalier_data::Dataset;
-use espalier_plan::cluster::{self, Cluster};
+use espalier_plan::cluster::Cluster;
 use espalier_plan::config::{Override, RunFile, RunTable};
 use espalier_plan::engine::EngineProfile;
 use espalier_plan::search::{LayoutSearch, SearchConstraints, SearchResult};
@@ -33,12 +33,13 @@ use espalier_plan::{Error as PlanError, Plan};
 use espalier_train::{Error, StatePeak};
 use serde_json::{Value, json};
 
+use crate::local_cluster::LocalCluster;
+use crate::output;
 use crate::output::print_err;
 use crate::progress::state_peak;
 use crate::run_file::{conflict, in_file, open, resolve};
 use crate::setting::setting;
 use crate::spinner::Spinner;
-use crate::{local_cluster, output};
 use compare::DeviceSweep;
 use output_files::OutputFiles;
 use ranges::{gigabytes, powers, sparsity};
@@ -70,7 +71,8 @@ pub struct PlanArguments {
     /// The run file (TOML); docs/run-file.md lists its fields.
     #[arg(required_unless_present_any = ["calibrate", "study"])]
     run_file: Option<PathBuf>,
-    /// Cluster: summit, dgx-a100, dgx-h100, h200-node, this-machine, or a cluster file [default: this-machine].
+    /// Cluster: summit, dgx-a100, dgx-h100, h200-node, this-machine, or a cluster file [default: device.cluster of
+    /// the run file, or cluster.toml beside it or in the current folder, or this-machine].
     #[arg(long, value_name = "NAME|FILE", help_heading = "Search")]
     cluster: Option<String>,
     /// Number of devices (GPUs); a list gives one table for each [default: one node].
@@ -163,7 +165,12 @@ impl PlanArguments {
 
 pub fn plan(arguments: &PlanArguments) -> Result<ExitCode> {
     let value = match arguments.calibrate.is_empty() {
-        true => PlanRequest::new(arguments)?.answer()?,
+        true => {
+            let request = PlanRequest::new(arguments)?;
+            let value = request.answer()?;
+            request.note_cluster();
+            value
+        }
         false => calibrate::calibrate(arguments)?,
     };
     if arguments.json {
@@ -178,6 +185,8 @@ struct PlanRequest<'a> {
     run: RunTable,
     plan: Plan,
     cluster: Cluster,
+    /// Its name, or its file.
+    source: String,
     engine: EngineProfile,
     /// All that were named, where they are several.
     engines: Vec<EngineProfile>,
@@ -187,7 +196,19 @@ struct PlanRequest<'a> {
 
 impl<'a> PlanRequest<'a> {
     fn new(arguments: &'a PlanArguments) -> Result<PlanRequest<'a>> {
-        let mut cluster = find_cluster(arguments.cluster.as_deref().unwrap_or("this-machine"))?;
+        let named =
+            arguments.cluster.as_deref().map(|name| LocalCluster::named(Path::new(name))).transpose()?;
+        let run = match (&arguments.run_file, arguments.result.study()) {
+            (None, Some(folder)) => {
+                time_to_result::study_run(folder)?.with(&arguments.overrides).map_err(Error::Plan)?
+            }
+            _ => open(arguments.run_file(), &arguments.overrides)?,
+        };
+        let fraction = arguments.sparsity.as_deref().filter(|range| !range.contains(".."));
+        let fraction = fraction.map(sparsity).transpose()?;
+        let plan = resolved(&run, arguments, fraction)?;
+        let local = named.map_or_else(|| default_cluster(&plan, arguments), Ok)?;
+        let (mut cluster, source) = (local.cluster, local.source);
         if let Some(size) = &arguments.fits {
             cluster.device.memory_gb = gigabytes(size)?;
         }
@@ -201,19 +222,10 @@ impl<'a> PlanRequest<'a> {
         let engines = engines::named(arguments)?;
         let engine = engines[0];
         arguments.compare.iter().try_for_each(|kind| compare::check(kind))?;
-        let run = match (&arguments.run_file, arguments.result.study()) {
-            (None, Some(folder)) => {
-                time_to_result::study_run(folder)?.with(&arguments.overrides).map_err(Error::Plan)?
-            }
-            _ => open(arguments.run_file(), &arguments.overrides)?,
-        };
-        let fraction = arguments.sparsity.as_deref().filter(|range| !range.contains(".."));
-        let fraction = fraction.map(sparsity).transpose()?;
-        let plan = resolved(&run, arguments, fraction)?;
         let fixed = SearchConstraints::parse(&arguments.layout).map_err(Error::Plan)?;
         note_fp16(&cluster, &plan, &engine);
         let outputs = OutputFiles::open(arguments)?;
-        Ok(PlanRequest { arguments, run, plan, cluster, engine, engines, fixed, outputs })
+        Ok(PlanRequest { arguments, run, plan, cluster, source, engine, engines, fixed, outputs })
     }
 
     fn answer(&self) -> Result<Value> {
@@ -225,6 +237,17 @@ impl<'a> PlanRequest<'a> {
             (None, Some(range)) if range.contains("..") => self.sparsities(range),
             _ if self.engines.len() > 1 => engines::sweep(self),
             _ => self.tables(),
+        }
+    }
+
+    /// That times are those of another machine, where nobody has named one.
+    fn note_cluster(&self) {
+        let PlanRequest { arguments, source, .. } = self;
+        if arguments.cluster.is_none() && arguments.fits.is_none() && source == ASSUMED {
+            print_err!(
+                "note: times are those of {source}, two cores that are not this machine's: `espalier bench compute` and \
+                 `espalier bench comm` measure these, and `--cluster` names others"
+            );
         }
     }
 
@@ -286,6 +309,10 @@ impl<'a> PlanRequest<'a> {
             }
             output::on_standard_output(format_args!("{}", table::advice(&advice, first)));
             value["why"] = why.into();
+            if let Some(unbuilt) = search.context_parallelism(&found) {
+                output::on_standard_output(format_args!("{unbuilt}\n\n"));
+                value["not_built"] = unbuilt.into();
+            }
             if self.arguments.explain_memory {
                 output::on_standard_output(format_args!("{}\n", memory::explained(first, &self.cluster)));
             }
@@ -297,7 +324,7 @@ impl<'a> PlanRequest<'a> {
         drop(spinner);
         if let Some(output) = &self.outputs.apply {
             let (_, first) = &best[0];
-            apply::write(&self.run, self.arguments, first, output)?;
+            apply::write(self, first, output)?;
         }
         if let Some(output) = &self.outputs.trace {
             trace::write(self, &best[0].1.candidate, output)?;
@@ -408,6 +435,11 @@ impl<'a> PlanRequest<'a> {
         if !remedies.is_empty() {
             problem += &format!("; {}", remedies.join(", "));
         }
+        let job = Simulation::new(&self.plan, &self.cluster, self.engine);
+        let search = LayoutSearch { job: &job, devices, fixed: &self.fixed, rows: 1 };
+        problem.extend(
+            search.context_parallelism(found).map(|unbuilt| format!(". {}", unbuilt.trim_end_matches('.'))),
+        );
         Ok(conflict("model", &problem).into())
     }
 
@@ -434,17 +466,18 @@ impl<'a> PlanRequest<'a> {
     }
 }
 
-/// A cluster of ours, or a file.
-fn find_cluster(name: &str) -> Result<Cluster> {
-    if let Some(known) = cluster::builtin(name) {
-        return Ok(known);
+/// What is planned for where there is nothing else.
+const ASSUMED: &str = "this-machine";
+
+/// Where no cluster is named: that of the run file, what was measured here, or cores that are not these.
+fn default_cluster(plan: &Plan, arguments: &PlanArguments) -> Result<LocalCluster> {
+    if let Some(name) = &plan.device.cluster {
+        return LocalCluster::named(name);
     }
-    let path = Path::new(name);
-    if !path.exists() {
-        let names = cluster::NAMES.join(", ");
-        return Err(wrong("--cluster", &format!("{names}, or a file"), name, None).into());
+    if let Some(measured) = LocalCluster::beside(arguments.run_file())?.into_iter().next() {
+        return Ok(measured);
     }
-    local_cluster::read(path)
+    LocalCluster::named(Path::new(ASSUMED))
 }
 
 /// The run on one rank, with another sparsity where one is given.

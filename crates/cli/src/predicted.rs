@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use espalier_plan::Plan;
 use espalier_plan::engine::EngineProfile;
 use espalier_plan::simulate::{Candidate, Simulation};
+use espalier_plan::{Plan, cluster};
 use espalier_tensor::Category;
 use espalier_train::{CategoryBytes, PredictedStep, RunSummary};
 
@@ -17,15 +17,36 @@ const ALIKE: f64 = 0.01;
 /// A set-up of fewer seconds is not worth a word.
 const LONG_SETUP: f64 = 5.0;
 
-/// The time of a step of a run in its own layout, on the machine at hand.
-pub fn predict(plan: &Plan, run_file: &Path, on_gpus: bool) -> Option<PredictedStep> {
-    let LocalCluster { cluster, source } = match LocalCluster::here(run_file, on_gpus) {
-        Ok(local) => local,
-        Err(why) => {
-            print_err!("note: {why}; no step time is predicted");
-            return None;
-        }
+/// Whose times are wanted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum PredictedMachine {
+    /// This one's: a run follows.
+    Local,
+    /// That which the run is planned for, or else this one's.
+    Planned,
+}
+
+/// The time of a step of a run in its own layout, by the cluster that it names, or the one measured here.
+pub fn predict(
+    plan: &Plan,
+    run_file: &Path,
+    on_gpus: bool,
+    machine: PredictedMachine,
+) -> Option<PredictedStep> {
+    let unsaid = |why: String| print_err!("note: no step time is predicted: {why}");
+    let local = match &plan.device.cluster {
+        Some(name) => LocalCluster::named(name),
+        None => LocalCluster::here(run_file, on_gpus),
     };
+    let local = local.map_err(|why| unsaid(why.to_string())).ok()?;
+    let is_planned = machine == PredictedMachine::Planned && plan.device.cluster.is_some();
+    // Nobody has asked for a prediction of a run that names no cluster, on a machine that nobody has measured.
+    if let Some(why) = local.mismatch(on_gpus).filter(|_| !is_planned) {
+        let is_asked = machine == PredictedMachine::Planned || cluster::builtin(&local.source).is_none();
+        is_asked.then(|| unsaid(why));
+        return None;
+    }
+    let LocalCluster { cluster, source } = local;
     let candidate = Candidate::of(plan)?;
     let simulation = Simulation::new(plan, &cluster, EngineProfile::ESPALIER);
     let step_ms = 1e3 * simulation.estimate(&candidate).ok()?.step_seconds;

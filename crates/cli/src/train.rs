@@ -21,9 +21,10 @@ use serde::Serialize;
 use tracing::info;
 
 use crate::auto_layout::AutoLayout;
+use crate::bench::busy::{MUCH, ProcessorUse};
 use crate::layout_picture::LayoutPicture;
 use crate::output::{self, print_err, print_out};
-use crate::predicted::predict;
+use crate::predicted::{PredictedMachine, predict};
 use crate::prepared::{PreparedRun, prepare};
 use crate::progress::{self, ProgressPrinter};
 use crate::run_file::{conflict, in_file, open, replicas};
@@ -185,7 +186,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&LaunchedProcess>) ->
     }
 
     let on_gpus = matches!(device, Device::Cuda(_));
-    let predicted = is_rank0.then(|| predict(&plan, path, on_gpus)).flatten();
+    let predicted = is_rank0.then(|| predict(&plan, path, on_gpus, PredictedMachine::Local)).flatten();
     let run_dir = RunDir { predicted, ..run_dir(arguments) };
     // A bar would be drawn between the lines of a log.
     let mut observer =
@@ -197,6 +198,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&LaunchedProcess>) ->
     let precision = plan.storage.precision;
     let launch =
         Launch { stop: stop.requested, process_group: process_group.as_ref(), abort: Some(ranks::abort) };
+    let others = (!on_gpus && process_group.is_none()).then(ProcessorUse::begin).flatten();
     let RunOutcome { summary, interrupted } =
         run::run(plan, dataset, &device, &run_dir, &launch, &mut observer)?;
     if !is_rank0 {
@@ -204,6 +206,9 @@ fn train_here(arguments: &TrainArguments, launched: Option<&LaunchedProcess>) ->
     }
     observer.finish();
     progress::summarise(&summary);
+    if let Some(fraction) = others.and_then(|others| others.of_others()).filter(|taken| *taken >= MUCH) {
+        print_err!("note: other processes used {:.0} % of the CPU meanwhile", 100.0 * fraction);
+    }
     if arguments.profile {
         let steps = observer.steps_seen().saturating_sub(profile::WARM_UP);
         profile::report(&device, steps, precision, summary.step_ms)?;
@@ -247,7 +252,7 @@ fn dry_run(arguments: &TrainArguments, prepared: &PreparedRun) -> Result<()> {
     }
     let mut summary = RunSummary::planned(plan, kind);
     summary.scored(scoring);
-    summary.predicted = predict(plan, &arguments.run_file, kind == "cuda");
+    summary.predicted = predict(plan, &arguments.run_file, kind == "cuda", PredictedMachine::Planned);
     let picture = LayoutPicture::of(plan)?;
     if let Some(picture) = &picture {
         picture.print();

@@ -56,9 +56,9 @@ impl Model {
                 let head = usize::from(i == last && spec.head().is_some());
                 let layers = builder.sequence(&block.layers[..block.layers.len() - head]);
                 // The last block's backward pass follows at once: forgetting its activations would save nothing.
-                match recompute {
-                    spec::RecomputeMode::Block if i < last => Box::new(RecomputeLayer(layers)),
-                    _ => Box::new(layers),
+                match recompute.remakes(i, last) {
+                    true => Box::new(RecomputeLayer(layers)),
+                    false => Box::new(layers),
                 }
             })
             .collect();

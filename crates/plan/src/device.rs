@@ -1,5 +1,7 @@
 //! What is to compute a run: a wish, which only a machine can grant.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 /// A device that is asked for.
@@ -13,6 +15,9 @@ pub struct DeviceChoice {
     pub tf32: bool,
     /// Whether a run that needs more memory than is left is refused before it starts.
     pub check_memory: bool,
+    /// The cluster that step times are predicted by: the name of one that comes with the program, or a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<PathBuf>,
 }
 
 /// The processor, a GPU, or whichever there is.

@@ -44,8 +44,8 @@ pub struct Field {
 pub(crate) enum FieldType {
     /// A whole number between two bounds, both allowed.
     Integer(usize, usize),
-    /// The same, or a word.
-    IntegerOr(usize, usize, &'static str),
+    /// The same, or one of some words.
+    IntegerOr(usize, usize, &'static [&'static str]),
     Number(NumberRule),
     /// One or several of these.
     Numbers(NumberRule),
@@ -111,15 +111,14 @@ pub const fn integer(name: &'static str, otherwise: usize, least: usize, most: u
     Field::new(name, FieldType::Integer(least, most), FieldDefault::Integer(otherwise))
 }
 
-/// The same, or a word.
+/// The same, or one of some words.
 pub(crate) const fn integer_or(
     name: &'static str,
-    otherwise: usize,
-    least: usize,
-    most: usize,
-    word: &'static str,
+    otherwise: FieldDefault,
+    [least, most]: [usize; 2],
+    words: &'static [&'static str],
 ) -> Field {
-    Field::new(name, FieldType::IntegerOr(least, most, word), FieldDefault::Integer(otherwise))
+    Field::new(name, FieldType::IntegerOr(least, most, words), otherwise)
 }
 
 /// A whole number without a default.

@@ -18,7 +18,6 @@ use espalier_plan::cluster::measured::{self, OpTiming, best_rate, rounded};
 use espalier_plan::cluster::merge::{self, ClusterSection};
 use espalier_plan::cluster::{self, ByPass, Convolution, ConvolutionPass, Copy, MatmulRates, Node};
 use espalier_plan::device::DeviceKind;
-use espalier_tensor::cpu::Isa;
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::machine::memory_left;
 use espalier_tensor::{DType, Device, Error};
@@ -26,8 +25,9 @@ use serde_json::{Value, json};
 
 use super::cluster_file::ClusterFile;
 use super::timing::at_once;
+use crate::device;
+use crate::local_cluster::core_name;
 use crate::output::{self, print_err, print_out};
-use crate::{device, doctor};
 use op::BenchOp;
 use sizes::{BenchSizes, ConvolutionSizes};
 
@@ -143,7 +143,7 @@ impl BenchDevices {
     /// What a person calls one of the devices.
     fn device_name(&self) -> String {
         match &self.devices[0] {
-            Device::Cpu(_) => format!("a core, {}", doctor::instructions(Isa::best())),
+            Device::Cpu(_) => core_name(),
             Device::Cuda(gpu) => gpu.name().into(),
         }
     }
@@ -191,8 +191,21 @@ impl BenchDevices {
             convolution: Convolution::Efficiency(1.0),
         };
         matrix.convolution = match self.sizes.convolutions {
-            ConvolutionSizes::Together(ops) => {
-                Convolution::Efficiency(self.fraction_of_product(ops, precision, dtype, &matrix, rows)?)
+            ConvolutionSizes::Together(of) => {
+                let ops: Vec<BenchOp> = of.iter().copied().map(BenchOp::Convolution).collect();
+                let timed = self.time(&ops, precision, dtype)?;
+                let mut points: Vec<[f64; 2]> = Vec::new();
+                for (size, row) in of.iter().zip(&timed) {
+                    let (narrowest, rate) = (size.input.min(size.output) as f64, row.busy.rate());
+                    let reached = rounded(rate / matrix.peak());
+                    match points.iter_mut().find(|[channels, _]| *channels == narrowest) {
+                        // One of two may be bound by memory.
+                        Some([_, fraction]) => *fraction = fraction.max(reached),
+                        None => points.push([narrowest, reached]),
+                    }
+                }
+                rows.extend(timed);
+                Convolution::Channels(points)
             }
             ConvolutionSizes::EachPass(of) => {
                 let mut took: Vec<(ConvolutionPass, f64)> = Vec::new();
@@ -237,7 +250,8 @@ impl BenchDevices {
         let gb_per_s = sheet.map_or_else(|| rounded_up(best(&wide) * 1e-9), |sheet| sheet.gb_per_s);
         let efficiency = measured::efficiency(&busy(&wide), 1e6, gb_per_s * 1e9);
         let light = self.time(&self.sizes.light(), "f32", DType::F32)?;
-        let mut memory = Copy { gb_per_s, efficiency, bf16: 1.0, light: 1.0 };
+        let batch_norm = if matches!(self.devices[0], Device::Cuda(_)) { GPU_BATCH_NORM } else { 1.0 };
+        let mut memory = Copy { gb_per_s, efficiency, bf16: 1.0, light: 1.0, batch_norm };
         memory.bf16 = measured::share_of(|bytes| memory.seconds(bytes), &busy(&narrow));
         memory.light = measured::share_of(|bytes| memory.seconds(bytes), &busy(&light)).max(1.0);
         rows.extend(wide.into_iter().chain(narrow).chain(light));
@@ -286,6 +300,9 @@ impl BenchDevices {
         }
     }
 }
+
+/// What a batch norm reaches of a GPU's rate: by steps of networks on one H200, not measured by itself.
+const GPU_BATCH_NORM: f64 = 0.8;
 
 /// What rows reach when all devices are busy.
 fn busy(rows: &[ComputeRow]) -> Vec<OpTiming> {
@@ -341,16 +358,19 @@ impl ComputeRow {
 fn convolutions(convolution: &Convolution) -> String {
     match convolution {
         Convolution::Efficiency(fraction) => format!("{fraction:.2} of matmul"),
+        Convolution::Channels(points) => format!("{} channels", by_channels(points)),
         Convolution::Passes(ByPass { channels, start_us, weight_ns, pixel_ns, window_ns }) => {
-            let each = channels
-                .iter()
-                .map(|[channels, fraction]| format!("{:.0} % with {channels}", 100.0 * fraction));
             format!(
                 "{} channels, plus {start_us} us overhead, {weight_ns} ns per weight, {pixel_ns} ns per pixel and {window_ns} ns per im2col element",
-                each.collect::<Vec<_>>().join(", ")
+                by_channels(channels)
             )
         }
     }
+}
+
+fn by_channels(points: &[[f64; 2]]) -> String {
+    let each = points.iter().map(|[channels, fraction]| format!("{:.0} % with {channels}", 100.0 * fraction));
+    each.collect::<Vec<_>>().join(", ")
 }
 
 /// What was found, in a few lines.

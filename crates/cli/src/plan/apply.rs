@@ -4,11 +4,10 @@ use std::path::Path;
 
 use anyhow::Result;
 use espalier_data::Dataset;
-use espalier_plan::config::RunTable;
 use espalier_plan::simulate::Estimate;
 use espalier_train::Error;
 
-use super::PlanArguments;
+use super::{PlanArguments, PlanRequest};
 use crate::output::print_err;
 use crate::output_file::{OutputFile, may_replace};
 use crate::run_file::{conflict, in_file, resolve};
@@ -43,11 +42,17 @@ fn is_ours(head: &[u8]) -> bool {
 }
 
 /// Writes it; what stands in the run file of other layouts goes.
-pub fn write(run: &RunTable, arguments: &PlanArguments, best: &Estimate, output: &OutputFile) -> Result<()> {
+pub fn write(request: &PlanRequest, best: &Estimate, output: &OutputFile) -> Result<()> {
     let candidate = &best.candidate;
-    let source = arguments.run_file();
-    let run_file = run.read().map_err(|error| in_file(source, error))?;
-    let laid_out = candidate.applied(&run_file).map_err(Error::Plan)?;
+    let (arguments, source) = (request.arguments, request.arguments.run_file());
+    let run_file = request.run.read().map_err(|error| in_file(source, error))?;
+    let mut laid_out = candidate.applied(&run_file).map_err(Error::Plan)?;
+    // What it was planned by is what its steps are predicted by; a file is meant from where we stand.
+    laid_out.device.cluster = match Path::new(&request.source) {
+        file if file.is_file() => Some(std::path::absolute(file)?),
+        name if arguments.cluster.is_some() => Some(name.to_owned()),
+        _ => laid_out.device.cluster,
+    };
     // What is written is what a run would take: nothing in it may be refused.
     let checked = resolve(laid_out.clone(), source)?;
     let facts = Dataset::facts_of(&checked).map_err(Error::Data)?;

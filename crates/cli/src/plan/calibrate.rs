@@ -17,7 +17,7 @@ use espalier_train::run::metric_record::{MetricRecord, StepRecord};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{PlanArguments, find_cluster, seconds};
+use super::{PlanArguments, seconds};
 use crate::bench::cluster_file::ClusterFile;
 use crate::local_cluster::{self, LocalCluster};
 use crate::output::print_out;
@@ -35,9 +35,8 @@ pub fn calibrate(arguments: &PlanArguments) -> Result<Value> {
     let runs = folders.iter().map(|folder| finished(folder)).collect::<Result<Vec<MeasuredRun>>>()?;
     let (local, cluster_file) = match arguments.cluster.as_deref() {
         Some(name) => {
-            let cluster = find_cluster(name)?;
             let cluster_file = Path::new(name).exists().then(|| PathBuf::from(name));
-            (LocalCluster { cluster, source: name.into() }, cluster_file)
+            (LocalCluster::named(Path::new(name))?, cluster_file)
         }
         None => (LocalCluster::here(Path::new(local_cluster::FILE), runs.iter().any(is_on_gpu))?, None),
     };

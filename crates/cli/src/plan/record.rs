@@ -14,6 +14,8 @@ pub fn record(estimate: &Estimate, plan: &Plan) -> Value {
         "memory": memory,
         "step_seconds": estimate.step_seconds,
         "accuracy": estimate.accuracy,
+        "slowest_seconds": estimate.slowest_seconds(),
+        "surpasses": estimate.surpassed,
         "percent_of_peak": estimate.percent_of_peak,
         "model_percent_of_peak": estimate.model_percent_of_peak,
         "breakdown": estimate.breakdown,

@@ -38,8 +38,17 @@ fn bar(ranked: &[Estimate]) -> String {
             format!("\n± {:.0} %: nine of ten predictions for {set} were within it.\n", 100.0 * error)
         }
         Some(None) => {
-            "\nNot measured: no layout of this kind has run, so that nobody knows how far off this is.\n"
-                .into()
+            let surpassed = ranked.iter().find_map(|estimate| estimate.surpassed);
+            let range = surpassed.map_or(String::new(), |best| {
+                format!(
+                    " The slower of two times is at {:.1} % of the peak, which no published run on such GPUs has \
+                     surpassed ({}).",
+                    best.percent_of_peak, best.run
+                )
+            });
+            format!(
+                "\nNot measured: no layout of this kind has run, so that nobody knows how far off this is.{range}\n"
+            )
         }
         None => String::new(),
     }
@@ -47,7 +56,10 @@ fn bar(ranked: &[Estimate]) -> String {
 
 /// The time of a step, with its error bar.
 pub fn step(estimate: &Estimate) -> String {
-    let time = seconds(estimate.step_seconds);
+    let time = match estimate.surpassed {
+        Some(_) => format!("{} to {}", seconds(estimate.step_seconds), seconds(estimate.slowest_seconds())),
+        None => seconds(estimate.step_seconds),
+    };
     match estimate.accuracy {
         Some(Accuracy { error, .. }) => format!("{time} ± {:.0} %", 100.0 * error),
         None => format!("{time}, not measured"),
@@ -59,10 +71,21 @@ fn row(estimate: &Estimate) -> Vec<String> {
         estimate.candidate.to_string(),
         format!("{:.2}", estimate.memory.total() as f64 / 1e9),
         step(estimate),
-        format!("{:.1} %", estimate.percent_of_peak),
-        format!("{:.1} %", estimate.model_percent_of_peak),
+        percent(estimate, estimate.percent_of_peak),
+        percent(estimate, estimate.model_percent_of_peak),
         fractions(&estimate.breakdown),
     ]
+}
+
+/// A fraction of the peak; where nobody has reached as much, from what somebody has.
+fn percent(estimate: &Estimate, of_peak: f64) -> String {
+    match estimate.surpassed {
+        Some(_) => {
+            let least = of_peak * estimate.step_seconds / estimate.slowest_seconds();
+            format!("{least:.1} to {of_peak:.1} %")
+        }
+        None => format!("{of_peak:.1} %"),
+    }
 }
 
 /// `compute 71 %, bubble 15 %, ...`: what is at least half a per cent.
@@ -102,8 +125,8 @@ pub fn curve(plan: &Plan, cluster: &Cluster, engine: &str, best: &[(usize, Estim
         rows.push(vec![
             devices.to_string(),
             step(estimate),
-            format!("{:.1}", plan.batch.samples as f64 / estimate.step_seconds),
-            format!("{:.1} %", estimate.percent_of_peak),
+            format!("{:.1}", plan.batch.samples as f64 / estimate.slowest_seconds()),
+            percent(estimate, estimate.percent_of_peak),
             format!("{faster:.2}x of {:.0}x", *devices as f64 / first as f64),
             estimate.candidate.to_string(),
         ]);
@@ -129,8 +152,8 @@ pub fn sparsities(
         match estimate {
             Some(estimate) => row.extend([
                 format!("{:.2}", estimate.memory.total() as f64 / 1e9),
-                seconds(estimate.step_seconds),
-                format!("{:.1} %", estimate.percent_of_peak),
+                step(estimate),
+                percent(estimate, estimate.percent_of_peak),
                 estimate.candidate.to_string(),
             ]),
             None => row.extend(["", "", "", "does not fit"].map(String::from)),

@@ -5,7 +5,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{TestDir, espalier, json_of, refused, root, stdout, succeeded};
+use crate::{TestDir, espalier, json_of, refused, root, stderr, stdout, succeeded};
 
 const GPT3: &str = "runs/gpt3-13b.toml --cluster summit";
 
@@ -97,6 +97,51 @@ fn what_is_applied_is_what_train_takes() {
     assert_eq!(axes.iter().product::<u64>(), 2, "{layout}");
 }
 
+/// A dry run of what was planned for a cluster says what was planned for it, wherever it is made; a run on other
+/// devices says nothing.
+#[test]
+fn an_applied_plan_is_predicted_by_its_own_cluster() {
+    let folder = TestDir::new();
+    let file = folder.join("planned.toml");
+    let asked =
+        format!("runs/hello.toml --cluster dgx-h100 --gpus 2 --layout data=2 --apply {}", file.display());
+    let seconds = figures(&asked)["candidates"][0]["step_seconds"].as_f64().unwrap();
+    let dry = espalier(&root(), ["train", "--dry-run", "--json", file.to_str().unwrap()]);
+    let predicted = &json_of(dry)["predicted"];
+    assert_eq!(predicted["cluster"], "dgx-h100");
+    assert!((predicted["step_ms"].as_f64().unwrap() / (1e3 * seconds) - 1.0).abs() < 1e-9, "{predicted}");
+    // A file is found from anywhere.
+    let own = folder.join("own.toml");
+    fs::copy(root().join("clusters/summit.toml"), &own).unwrap();
+    let asked =
+        format!("runs/hello.toml --cluster {} --gpus 2 --force --apply {}", own.display(), file.display());
+    succeeded(plan(&asked));
+    let dry = json_of(espalier(&root(), ["train", "--dry-run", "--json", file.to_str().unwrap()]));
+    assert_eq!(dry["predicted"]["cluster"], own.display().to_string());
+}
+
+/// 16 layers at 64k tokens: one sample fills an H100, so that blocks run again, no more of them than must.
+#[test]
+fn as_few_blocks_are_recomputed_as_must_and_context_parallelism_is_named() {
+    let model = "--set model.name=gpt --set model.layers=16 --set model.width=2048 --set model.heads=16 --set model.context=65536";
+    let asked = |gpus: usize, more: &str| {
+        figures(&format!(
+            "runs/hello.toml {model} --set train.batch={gpus} --set train.precision=bf16 --cluster dgx-h100 --gpus {gpus} \
+             --layout pipeline=1,tensor=1{more} --top 1"
+        ))
+    };
+    let found = asked(8, "");
+    let best = &found["candidates"][0];
+    let number = best["layout"]["recompute"].as_u64().unwrap_or_else(|| panic!("{best}"));
+    assert!((1..16).contains(&number), "{best}");
+    let said = found["not_built"].as_str().unwrap();
+    assert!(said.starts_with("Context parallelism ") && said.contains(" 65536 tokens"), "{said}");
+    let full = asked(8, ",recompute=block");
+    assert!(best["step_seconds"].as_f64() < full["candidates"][0]["step_seconds"].as_f64(), "{full}");
+    let fewer = asked(8, &format!(",recompute={}", number + 1));
+    assert_eq!(fewer["candidates"][0]["layout"]["recompute"], number + 1);
+}
+
 /// All lines of SAMO's strong scaling in one command, and drawn.
 #[test]
 fn several_engines_are_compared_over_devices() {
@@ -120,10 +165,28 @@ fn predictions_say_how_far_they_may_be_off() {
     let asked = "runs/hello.toml --gpus 1 --layout micro_batch=4 --top 1 --explain-memory";
     let output = plan(asked);
     assert!(stdout(&output).contains(" ± 19 %"), "{}", stdout(&output));
+    assert!(stderr(&output).contains("two cores that are not this machine's"), "{}", stderr(&output));
     let rows = ["memory of a device", "activations", "total", "left"];
     assert!(rows.iter().all(|row| stdout(&output).contains(row)), "{}", stdout(&output));
     let several = plan("runs/hello.toml --cluster h200-node --gpus 2 --top 1");
     assert!(stdout(&several).contains(", not measured"), "{}", stdout(&several));
+    // Nobody has reached as much of the peak: a range, down to what somebody has.
+    let large = "runs/gpt3-13b.toml --cluster dgx-h100 --gpus 64 --layout tensor=1,pipeline=1,zero=1 --top 1";
+    let best = &figures(large)["candidates"][0];
+    let [fastest, slowest, share, most] = [
+        &best["step_seconds"],
+        &best["slowest_seconds"],
+        &best["percent_of_peak"],
+        &best["surpasses"]["percent_of_peak"],
+    ]
+    .map(|number| number.as_f64().unwrap_or_else(|| panic!("{best}")));
+    assert!(share > most && (slowest / fastest - share / most).abs() < 1e-9, "{best}");
+    let output = plan(large);
+    assert!(
+        stdout(&output).contains("which no published run on such GPUs has surpassed"),
+        "{}",
+        stdout(&output)
+    );
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::path::Path;
 use espalier_train::run::trace::TraceFile;
 use serde_json::Value;
 
-use crate::{TINY, TestDir, espalier, json, refused, stderr, succeeded, train_in};
+use crate::{TINY, TestDir, espalier, json, refused, root, stderr, succeeded, train_in};
 
 /// What a rank does up to the end of its first step, by name.
 fn first_step(file: &Path, rank: usize) -> Vec<String> {
@@ -74,10 +74,12 @@ fn a_layout_that_is_left_open_is_found_said_and_written_down() {
     assert!(before.starts_with(&format!("data = {}\ntensor = {}\n", axes[0], axes[2])), "{before}");
 
     // The run goes on as it was, whatever the rates have become since.
+    let cores = std::thread::available_parallelism().unwrap();
     let slow = "name = \"slow\"\n[device]\nname = \"a core\"\nmemory_gb = 1.0\nlaunch_us = 1.0\n\
         [device.bf16]\npeak_tflops = 1.0\nefficiency = [[1.0, 1.0]]\n[device.f32]\npeak_tflops = 1.0\nefficiency = [[1.0, 1.0]]\n\
         [device.memory]\ngb_per_s = 1.0\nefficiency = [[1.0, 1.0]]\n[node]\ndevices = 2\ncores = true\n\
         [node.link]\nalpha_us = 1e6\ngb_per_s = 1e-6\n";
+    let slow = slow.replace("devices = 2", &format!("devices = {cores}"));
     fs::write(at.join("cluster.toml"), slow).unwrap();
     let again = succeeded(train_in(at, &auto(), &["--out", "run", "--resume"]));
     assert!(stderr(&again).contains("resumed after step 2"), "{}", stderr(&again));
@@ -112,11 +114,34 @@ fn what_cannot_be_laid_out_gets_one_sentence() {
 #[test]
 fn a_run_says_what_was_predicted_beside_what_it_took() {
     let at = &TestDir::new();
+    // Rates of other cores are no prediction of these.
+    let run = succeeded(train_in(at, TINY, &["--out", "other", "--json"]));
+    assert!(
+        json(&run.stdout)["predicted"].is_null() && !stderr(&run).contains("predicted"),
+        "{}",
+        stderr(&run)
+    );
+    let asked = succeeded(train_in(at, TINY, &["--dry-run"]));
+    assert!(
+        stderr(&asked).contains("this-machine is of other cores than these: `espalier bench"),
+        "{}",
+        stderr(&asked)
+    );
+    let cores = std::thread::available_parallelism().unwrap();
+    let text = fs::read_to_string(root().join("clusters/this-machine.toml")).unwrap();
+    fs::write(at.join("cluster.toml"), text.replace("devices = 2", &format!("devices = {cores}"))).unwrap();
     let run = succeeded(train_in(at, TINY, &["--out", "run", "--json", "--ranks", "2"]));
     let predicted = &json(&run.stdout)["predicted"];
     assert!(predicted["step_ms"].as_f64().unwrap() > 0.0, "{predicted}");
-    assert_eq!(predicted["cluster"], "this-machine");
-    assert!(stderr(&run).contains(" ms/step (this-machine), measured "), "{}", stderr(&run));
+    assert_eq!(predicted["cluster"], "cluster.toml");
+    assert!(stderr(&run).contains(" ms/step (cluster.toml), measured "), "{}", stderr(&run));
+    fs::write(at.join("cluster.toml"), text.replace("a core, AVX-512", "a core of an abacus")).unwrap();
+    let run = succeeded(train_in(at, TINY, &["--out", "another", "--json"]));
+    assert!(
+        stderr(&run).contains("no step time is predicted: cluster.toml is of 2 x a core of an abacus, and"),
+        "{}",
+        stderr(&run)
+    );
     fs::write(at.join("cluster.toml"), "no cluster").unwrap();
     let run = succeeded(train_in(at, TINY, &["--out", "again", "--json"]));
     assert!(json(&run.stdout)["predicted"].is_null());

@@ -103,7 +103,7 @@ impl<'a> Builder<'a> {
         }
         let insides = match self.recompute {
             spec::RecomputeMode::Attention => attention_spans(layers),
-            spec::RecomputeMode::None | spec::RecomputeMode::Block => Vec::new(),
+            _ => Vec::new(),
         };
         let (mut built, mut done) = (Vec::new(), 0);
         for (i, AttentionSpan { again, read }) in insides.iter().enumerate() {

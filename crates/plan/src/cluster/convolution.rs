@@ -1,6 +1,7 @@
-//! How fast convolutions are: one fraction of a product's rate, or pass by pass.
+//! How fast convolutions are: one fraction of a product's rate, a fraction of the peak by channels, or pass by pass.
 //!
-//! One fraction says enough of a GPU. On a core, layers that are split over ranks have so few channels that
+//! A GPU multiplies tiles of channels by tiles of channels: a layer with few of them on either side, such as the
+//! first, which sees three colours, leaves most of each tile empty. On a core, layers that are split over ranks have so few channels that
 //! most of a vector is empty, and so few pixels to each weight that laying the weights out costs as much as
 //! multiplying them. So there a pass takes
 //!
@@ -12,8 +13,8 @@
 
 use std::fmt;
 
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::measured::rounded;
@@ -25,6 +26,9 @@ use super::share;
 pub enum Convolution {
     /// Of a product of as many flops, all three passes alike.
     Efficiency(f64),
+    /// `[channels, fraction]`: of the peak, all three passes alike, by channels of whichever of input and output has
+    /// fewer; between two points as efficiencies are.
+    Channels(Vec<[f64; 2]>),
     /// Each pass by its own sizes.
     Passes(ByPass),
 }
@@ -52,6 +56,8 @@ pub struct ByPass {
 pub struct ConvolutionPass {
     /// Channels of what is made: the output's, and the input's in the pass that makes its gradient.
     pub channels: f64,
+    /// Of whichever of input and output has fewer.
+    pub narrowest: f64,
     /// Multiplications and additions.
     pub flops: f64,
     /// Of the whole kernel.
@@ -71,6 +77,7 @@ impl ConvolutionPass {
         let windows = made * area * input;
         let forward = ConvolutionPass {
             channels: output,
+            narrowest: input.min(output),
             flops: 2.0 * windows * output,
             weights: area * input * output,
             pixels: made,
@@ -146,7 +153,7 @@ impl<'de> Deserialize<'de> for Convolution {
             type Value = Convolution;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a fraction, or a section with `channels`, `start_us`, `weight_ns`, `pixel_ns` and `window_ns`")
+                f.write_str("a fraction, a list of [channels, fraction], or a section with `channels`, `start_us`, `weight_ns`, `pixel_ns` and `window_ns`")
             }
 
             fn visit_f64<E>(self, efficiency: f64) -> Result<Convolution, E> {
@@ -155,6 +162,10 @@ impl<'de> Deserialize<'de> for Convolution {
 
             fn visit_i64<E>(self, efficiency: i64) -> Result<Convolution, E> {
                 Ok(Convolution::Efficiency(efficiency as f64))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<Convolution, A::Error> {
+                Deserialize::deserialize(SeqAccessDeserializer::new(list)).map(Convolution::Channels)
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Convolution, A::Error> {
@@ -244,9 +255,12 @@ mod tests {
         assert!(
             said(&format!("channels = [[4, 1]], colours = 3, {rest}")).contains("unknown field `colours`")
         );
-        assert!(
-            with("convolution = \"fast\"\n").unwrap_err().contains("expected a fraction, or a section with")
-        );
+        assert!(with("convolution = \"fast\"\n").unwrap_err().contains("expected a fraction, a list of"));
+        let listed = with("convolution = [[3, 0.02], [64, 0.5]]\n").unwrap();
+        let points = Convolution::Channels(vec![[3.0, 0.02], [64.0, 0.5]]);
+        assert_eq!(listed.device.fp16.as_ref().unwrap().convolution, points);
+        assert_eq!(Cluster::parse(&listed.to_toml()).unwrap(), listed);
+        assert!(with("convolution = [[64, 0.5], [3, 0.02]]\n").unwrap_err().contains("ascending sizes"));
         assert!(with("convolution = 0\n").unwrap_err().contains("must be a number above 0, got 0"));
     }
 }

@@ -26,11 +26,20 @@ const GPUS: [(&[&str], [f64; 3]); 10] = [
     (&["V100"], [125.0, 15.7, 900.0]),
 ];
 
+/// What is known of a GPU by its name.
+fn entry(name: &str) -> Option<&'static (&'static [&'static str], [f64; 3])> {
+    let words: Vec<&str> = name.split([' ', '-']).collect();
+    GPUS.iter().find(|(all, _)| all.iter().all(|word| words.contains(word)))
+}
+
+/// The word that GPUs of a kind have in common, such as `A100`.
+pub fn family(name: &str) -> Option<&'static str> {
+    entry(name).map(|(words, _)| words[0])
+}
+
 /// The datasheet of a GPU by NVIDIA's name for it, such as `NVIDIA A100-SXM4-80GB`.
 pub fn of(name: &str) -> Option<Datasheet> {
-    let words: Vec<&str> = name.split([' ', '-']).collect();
-    let (_, rates) = GPUS.iter().find(|(all, _)| all.iter().all(|word| words.contains(word)))?;
-    let [bf16_tflops, f32_tflops, gb_per_s] = *rates;
+    let [bf16_tflops, f32_tflops, gb_per_s] = entry(name)?.1;
     Some(Datasheet { bf16_tflops, f32_tflops, gb_per_s })
 }
 
@@ -47,6 +56,7 @@ mod tests {
         assert_eq!(memory("NVIDIA A100-SXM4-80GB"), Some(2039.0));
         assert_eq!(memory("NVIDIA A100-SXM4-40GB"), Some(1555.0));
         assert_eq!(of("Tesla V100-SXM2-16GB").unwrap().bf16_tflops, 125.0);
+        assert_eq!([family("A100 80 GB SXM"), family("NVIDIA A100-SXM4-80GB")], [Some("A100"); 2]);
         // A GH200 is another GPU than an H200.
         assert_eq!(memory("NVIDIA GH200 480GB"), None);
         assert_eq!(memory("NVIDIA GeForce RTX 4090"), None);

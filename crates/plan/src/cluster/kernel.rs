@@ -1,8 +1,11 @@
 //! What kernels take on a device: products by their flops, everything else by the bytes that pass through
 //! memory, and never less than it takes to start them.
 
-use super::{Convolution, ConvolutionPass, DeviceSpec};
+use super::{Convolution, ConvolutionPass, DeviceSpec, share};
 use crate::spec::Precision;
+
+/// Flops of a convolution that keep every multiprocessor of a GPU busy.
+const FILLING: f64 = 1e10;
 
 /// A device at some precision.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +34,13 @@ impl DeviceKernels<'_> {
             Convolution::Efficiency(efficiency) => {
                 self.work(pass.flops, efficiency * self.with_zeros(), bytes)
             }
+            Convolution::Channels(points) => {
+                // Fewer flops than keep a GPU busy are slowed down as products of so many are.
+                let reached = |flops: f64| share(&matrix.efficiency, flops * 1e-9);
+                let filled = (reached(pass.flops) / reached(FILLING)).min(1.0);
+                let rate = matrix.peak() * share(points, pass.narrowest) * filled * self.with_zeros();
+                (pass.flops / rate).max(self.pass(bytes))
+            }
             Convolution::Passes(by_pass) => {
                 (by_pass.seconds(pass, matrix.peak()) / self.devices).max(self.pass(bytes))
             }
@@ -51,6 +61,11 @@ impl DeviceKernels<'_> {
         }
         let seconds = |bytes| self.device.memory.pass(self.precision, bytes);
         self.each(bytes, seconds).max(self.device.launch())
+    }
+
+    /// Seconds of a batch norm, with what it does on its way, that reads and writes so many bytes.
+    pub(crate) fn batch_norm(&self, bytes: f64) -> f64 {
+        (self.pass(bytes) / self.device.memory.batch_norm).max(self.device.launch())
     }
 
     /// Seconds of a kernel that reads and writes so many bytes and does next to nothing with them.
@@ -74,5 +89,30 @@ impl DeviceKernels<'_> {
     /// Bytes of an element.
     pub fn element(&self) -> f64 {
         self.precision.size() as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::builtin;
+
+    /// A layer that sees three colours multiplies slower than one of 64 channels, as does one too small for all
+    /// multiprocessors; twice the images take twice as long where there are enough.
+    #[test]
+    fn narrow_and_small_convolutions_are_slower_on_a_gpu() {
+        let cluster = builtin("h200-node").unwrap();
+        let kernels =
+            DeviceKernels { device: &cluster.device, precision: Precision::Bf16, zeros: 0.0, devices: 1.0 };
+        let rate = |channels: usize, pixels: f64| {
+            let pass = ConvolutionPass::all(3, channels, 256, [pixels; 2])[0];
+            pass.flops / kernels.convolution(&pass, 0.0)
+        };
+        let wide = rate(256, 1e6);
+        assert!((wide / (0.7 * 989e12) - 1.0).abs() < 1e-9, "{wide}");
+        assert!((rate(256, 2e6) / wide - 1.0).abs() < 1e-9);
+        assert!(rate(3, 1e6) < 0.1 * rate(64, 1e6) && rate(64, 1e6) < wide);
+        assert!(rate(256, 200.0) < 0.2 * wide);
+        assert!((kernels.batch_norm(1e9) * 0.8 / kernels.pass(1e9) - 1.0).abs() < 1e-9);
     }
 }

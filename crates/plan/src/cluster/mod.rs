@@ -111,6 +111,10 @@ pub struct Copy {
     /// exponentials keep a device busy for longer than its memory does.
     #[serde(default = "unit", skip_serializing_if = "is_unit")]
     pub light: f64,
+    /// What a batch norm reaches of that, with the ReLU and the sum that it does on its way: it goes through all
+    /// samples for its statistics, and through them again to use these.
+    #[serde(default = "unit", skip_serializing_if = "is_unit")]
+    pub batch_norm: f64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -138,6 +142,10 @@ pub struct Fabric {
     /// How many devices share that; 1: each has it for itself.
     #[serde(default = "one")]
     pub shared_by: usize,
+    /// How many such links a node has side by side, of which a message goes over one, and a collective that no
+    /// other crosses over all. Of those that cross, `contention` says what is left.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub rails: usize,
     /// What of its rate a ring of many devices reaches.
     #[serde(default = "unit")]
     pub efficiency: f64,
@@ -167,6 +175,10 @@ pub struct Fabric {
 
 fn is_zero(number: &f64) -> bool {
     *number == 0.0
+}
+
+fn is_one(number: &usize) -> bool {
+    *number == 1
 }
 
 fn is_unit(factor: &f64) -> bool {
@@ -285,6 +297,7 @@ impl Fabric {
         alpha_us: 0.0,
         gb_per_s: f64::INFINITY,
         shared_by: 1,
+        rails: 1,
         efficiency: 1.0,
         contention: 0.0,
         straggle: 0.0,

@@ -83,6 +83,7 @@ impl Cluster {
         above_zero("device.memory.gb_per_s", device.memory.gb_per_s)?;
         above_zero("device.memory.bf16", device.memory.bf16)?;
         above_zero("device.memory.light", device.memory.light)?;
+        above_zero("device.memory.batch_norm", device.memory.batch_norm)?;
         check_fractions("device.memory.efficiency", &device.memory.efficiency)?;
         if self.nodes == Some(0) {
             return Err(wrong("nodes", "at least 1", 0));
@@ -92,7 +93,10 @@ impl Cluster {
         }
         self.node.link.iter().try_for_each(|link| link.check("node.link"))?;
         let link = self.node.link();
-        for (field, number) in [("contention", link.contention), ("straggle", link.straggle)] {
+        let rails = (link.rails - 1) as f64;
+        for (field, number) in
+            [("contention", link.contention), ("straggle", link.straggle), ("rails", rails)]
+        {
             if number > 0.0 {
                 return Err(wrong(&format!("node.link.{field}"), "a field of `network`", number));
             }
@@ -105,6 +109,7 @@ impl Convolution {
     fn check(&self, name: &str) -> Result<(), ClusterError> {
         match self {
             Convolution::Efficiency(efficiency) => above_zero(name, *efficiency),
+            Convolution::Channels(points) => check_fractions(name, points),
             Convolution::Passes(by_pass) => {
                 check_fractions(&format!("{name}.channels"), &by_pass.channels)?;
                 at_least_zero(&format!("{name}.start_us"), by_pass.start_us)?;
@@ -125,6 +130,7 @@ impl Fabric {
         at_least_zero(&format!("{name}.contention"), self.contention)?;
         at_least_zero(&format!("{name}.straggle"), self.straggle)?;
         above_zero(&format!("{name}.gb_per_s"), self.gb_per_s)?;
+        above_zero(&format!("{name}.rails"), self.rails as f64)?;
         above_zero(&format!("{name}.efficiency"), self.efficiency)?;
         if !(0.0..1.0).contains(&self.occupies) {
             return Err(wrong(&format!("{name}.occupies"), "a fraction in [0, 1)", self.occupies));

@@ -4,8 +4,8 @@
 
 use super::LAYERS_MOST;
 use crate::field::{
-    BELOW_ONE, Field, INSIDE, LARGEST, MOST, NOT_NEGATIVE, NumberRule, POSITIVE, any, flag, integer, number,
-    numbers, optional_integer, optional_number, text, texts, word,
+    BELOW_ONE, Field, FieldDefault, INSIDE, LARGEST, MOST, NOT_NEGATIVE, NumberRule, POSITIVE, any, flag,
+    integer, integer_or, number, numbers, optional_integer, optional_number, text, texts, word,
 };
 use crate::schedule::ScheduleName;
 use crate::spec::presets::{Gpt, Llama};
@@ -166,7 +166,8 @@ pub(super) const TRAIN: &[Field] = &[
     integer("batch", 32, 1, LARGEST).for_evaluation(),
     integer("micro_batches", 1, 1, LARGEST).free().for_evaluation(),
     word("precision", "f32", &["f32", "bf16"]).always(),
-    word("recompute", "none", &["none", "attention", "block"]).free(),
+    integer_or("recompute", FieldDefault::Word("none"), [1, LAYERS_MOST], &["none", "attention", "block"])
+        .free(),
     number("clip", 0.0, ("a number of at least 0 (0: off)", |x| x >= 0.0)),
     integer("max_bad_steps", 5, 1, MOST).free(),
     integer("eval_every", 0, 0, MOST).free(),
@@ -356,6 +357,7 @@ pub(super) const DEVICE: &[Field] = &[
     integer("threads", 0, 0, 4096).free().always(),
     flag("tf32", true).free().always(),
     flag("check_memory", true).free().always(),
+    text("cluster", "the name of a cluster, or the path of a cluster file").free().path(),
 ];
 
 /// The full path of a field.

@@ -84,10 +84,9 @@ fn read_field(
             (Some(Toml::Integer(number)), _) => FieldValue::Integer(number as usize),
             (Some(Toml::Boolean(flag)), _) => FieldValue::Flag(flag),
             (Some(Toml::Float(number)), _) => FieldValue::Number(number),
-            (Some(Toml::String(word)), FieldType::Word(words)) => {
+            (Some(Toml::String(word)), FieldType::Word(words) | FieldType::IntegerOr(_, _, words)) => {
                 FieldValue::Word(words.iter().find(|known| **known == word).expect("one of the words"))
             }
-            (Some(Toml::String(_)), FieldType::IntegerOr(_, _, word)) => FieldValue::Word(word),
             _ => FieldValue::None,
         }),
     }

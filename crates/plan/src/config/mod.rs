@@ -247,6 +247,10 @@ impl RunFile {
         {
             *path = folder.join(&*path);
         }
+        // A name that comes with the program has no extension.
+        if let Some(path) = self.device.cluster.as_mut().filter(|path| path.extension().is_some()) {
+            *path = folder.join(&*path);
+        }
     }
 
     /// The file of the user's own schedule, whose text is to be [brought](RunFile::bring_schedule).

@@ -99,11 +99,6 @@ impl<'a> Section<'a> {
                 Ok(_) => value.clone(),
                 Err(expected) => return Err(wrong(&expected)),
             },
-            FieldType::IntegerOr(_, _, word) if value.as_str() == Some(word) => value.clone(),
-            FieldType::IntegerOr(least, most, word) => match integer(value, least, most) {
-                Ok(_) => value.clone(),
-                Err(expected) => return Err(wrong(&format!("{expected}, or \"{word}\""))),
-            },
             FieldType::Number((expected, fits)) => {
                 let number = finite(value).filter(|number| fits(*number));
                 Value::Float(number.ok_or_else(|| wrong(expected))?)
@@ -116,9 +111,18 @@ impl<'a> Section<'a> {
             }
             FieldType::Flag if value.is_bool() => value.clone(),
             FieldType::Flag => return Err(wrong("true or false")),
-            FieldType::Word(words) if value.as_str().is_some_and(|word| words.contains(&word)) => {
+            FieldType::Word(words) | FieldType::IntegerOr(_, _, words)
+                if value.as_str().is_some_and(|word| words.contains(&word)) =>
+            {
                 value.clone()
             }
+            FieldType::IntegerOr(least, most, words) => match integer(value, least, most) {
+                Ok(_) => value.clone(),
+                Err(expected) => {
+                    let words: Vec<String> = words.iter().map(|word| format!("\"{word}\"")).collect();
+                    return Err(wrong(&format!("{expected}, or {}", words.join(", "))));
+                }
+            },
             FieldType::Word(words) => {
                 return Err(self.not_one_of(field.name, value, words.iter().copied()));
             }

@@ -63,13 +63,23 @@ pub(super) fn norms(batch: &BatchSizes, model: &ModelSpec) -> Result<(), Error> 
     }
 }
 
-/// Attention's inside is made again where there is attention.
+/// Attention's inside is made again where there is attention, and as many blocks as there are before the last.
 pub(super) fn recompute(recompute: RecomputeMode, model: &ModelSpec) -> Result<(), Error> {
-    if recompute == RecomputeMode::Attention && !model.attends() {
-        let why = format!("as \"attention\" with `model.name` = \"{}\", which has none", model.name);
-        return Err(Error::NoEffect { field: "train.recompute".into(), why });
+    let field = || "train.recompute".to_owned();
+    match (recompute, model.blocks.len().saturating_sub(1)) {
+        (RecomputeMode::Attention, _) if !model.attends() => {
+            let why = format!("as \"attention\" with `model.name` = \"{}\", which has none", model.name);
+            Err(Error::NoEffect { field: field(), why })
+        }
+        (RecomputeMode::Blocks(number), most) if number > most => {
+            let problem = format!(
+                "is {number}, and the model {} has {most} blocks before its last: \"block\" recomputes them all",
+                model.name
+            );
+            Err(Error::Conflict { field: field(), problem })
+        }
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// What a pruning method needs of the model and of the length of the run.

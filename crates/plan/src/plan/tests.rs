@@ -41,6 +41,7 @@ fn every_model_can_be_planned() {
 fn what_does_not_fit_the_data() {
     insta::assert_snapshot!(sentence("[model]\nvocab = 100", TEXT), @"`model.vocab` is 100, but the data has 256 tokens");
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"\nclasses = 5", IMAGES), @"`model.classes` is 5, but the data has 10 classes");
+    insta::assert_snapshot!(sentence("[model]\nlayers = 2\n[train]\nrecompute = 4", TEXT), @"`train.recompute` is 4, and the model gpt has 3 blocks before its last: \"block\" recomputes them all");
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"\n[train]\nrecompute = \"attention\"", IMAGES), @r#"`train.recompute` has no effect as "attention" with `model.name` = "resnet8", which has none"#);
     insta::assert_snapshot!(sentence("", DataFacts::default()), @"`model.vocab` is missing: the number of tokens in the data is unknown");
     insta::assert_snapshot!(sentence("[model]\nname = \"resnet8\"", TEXT), @"`data.kind` gives no images, but the model resnet8 takes them");

@@ -89,8 +89,11 @@ fn variants(search: &LayoutSearch, mesh: Candidate, samples: usize, all: &mut Ve
         None => *size <= LARGEST_MICRO_BATCH,
     });
     for micro_batch in micro_batches {
-        for &recompute in engine.recomputes {
-            let useless = recompute == RecomputeMode::Attention && !has_attention;
+        // How many blocks are enough is found where none of them does not fit.
+        let some = fixed.recompute.filter(|one| engine.is_ours() && matches!(one, RecomputeMode::Blocks(_)));
+        for recompute in engine.recomputes.iter().copied().chain(some) {
+            let useless = recompute == RecomputeMode::Attention && !has_attention
+                || matches!(recompute, RecomputeMode::Blocks(number) if number >= plan.model.blocks.len());
             if useless || !fixed.allows(fixed.recompute, recompute) {
                 continue;
             }

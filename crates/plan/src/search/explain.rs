@@ -6,6 +6,7 @@ use crate::cluster::Cluster;
 use crate::error::Error;
 use crate::plan::Plan;
 use crate::simulate::{Breakdown, Estimate};
+use crate::spec::{Input, RecomputeMode};
 
 /// What one could change.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,7 +50,7 @@ impl SearchResult {
         if let Some(large) = stopped {
             let gb = |bytes: u64| bytes as f64 / 1e9;
             text += &format!(
-                " The fastest layout that does not fit, {}, would take {:.3} s and needs {:.1} GB per device, which has {:.1}.",
+                " The fastest layout that does not fit, {}, would take at least {:.3} s and needs {:.1} GB per device, which has {:.1}.",
                 large.candidate,
                 large.step_seconds,
                 gb(large.memory.total()),
@@ -77,7 +78,35 @@ fn differences(first: &Breakdown, second: &Breakdown, of: f64) -> (Vec<String>, 
     (named(less), named(more))
 }
 
+/// What of a device's memory, or of its computing, is much.
+const MUCH: f64 = 0.5;
+
 impl LayoutSearch<'_> {
+    /// That ranks which split a sequence would win, where one sample is too much for a rank: its activations fill
+    /// devices, or attention is most of the computing, and it takes recomputation or tensor parallelism to get by.
+    pub fn context_parallelism(&self, found: &SearchResult) -> Option<String> {
+        let job = self.job;
+        let smallest = found.smallest.map(|smallest| smallest.candidate);
+        let candidate = found.ranked.first().map(|best| best.candidate).or(smallest)?;
+        let is_pressed =
+            found.ranked.is_empty() || candidate.tensor > 1 || candidate.recompute != RecomputeMode::None;
+        if !job.engine.is_ours() || self.devices == 1 || candidate.micro_batch > 1 || !is_pressed {
+            return None;
+        }
+        let Input::Tokens { seq: context, .. } = job.plan.model.input else { return None };
+        let activations = job.memory(&candidate).ok()?.activations as f64 / job.cluster.memory() as f64;
+        let attention = job.attention_fraction(&candidate).ok()?;
+        (activations >= MUCH || attention >= MUCH).then(|| {
+            format!(
+                "Context parallelism (ranks that split a sequence) is not built, and would help here: of one sample of \
+                 {context} tokens, activations take {:.0} % of a device's memory and attention {:.0} % of the \
+                 computing.",
+                100.0 * activations,
+                100.0 * attention
+            )
+        })
+    }
+
     /// What one more GB on each device, and ten more points of sparsity, would buy.
     pub fn advice(&self, best: &Estimate, sparser: Option<&Plan>) -> Result<Vec<Advice>, Error> {
         let mut all = Vec::new();

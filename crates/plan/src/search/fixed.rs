@@ -94,8 +94,11 @@ impl SearchConstraints {
             "schedule" => self.schedule = Some(value.parse().map_err(|_| wrong(&ScheduleName::list()))?),
             "recompute" => {
                 let all = [RecomputeMode::None, RecomputeMode::Attention, RecomputeMode::Block];
-                let found = all.into_iter().find(|kind| kind.name() == value);
-                self.recompute = Some(found.ok_or_else(|| wrong("none, attention or block"))?);
+                let found = all.into_iter().find(|kind| kind.to_string() == value);
+                let blocks = || integer().ok().map(RecomputeMode::Blocks);
+                let found = found.or_else(blocks);
+                self.recompute =
+                    Some(found.ok_or_else(|| wrong("none, attention, block or a number of blocks"))?);
             }
             "zero" => {
                 self.zero =
@@ -175,6 +178,6 @@ mod tests {
         insta::assert_snapshot!(said("dta=3"), @"`--layout dta` is not a field; did you mean `--layout data`?");
         insta::assert_snapshot!(said("data=0"), @r#"`--layout data` must be a whole number of at least 1, got "0""#);
         insta::assert_snapshot!(said("data"), @"override `data` must be FIELD=VALUE, as in `data=32,pipeline=4,micro_batch=1`");
-        insta::assert_snapshot!(said("recompute=all"), @r#"`--layout recompute` must be none, attention or block, got "all""#);
+        insta::assert_snapshot!(said("recompute=all"), @r#"`--layout recompute` must be none, attention, block or a number of blocks, got "all""#);
     }
 }

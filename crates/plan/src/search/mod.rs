@@ -8,7 +8,8 @@
 //!
 //! A candidate that does not fit is made smaller until it does: by pruned weights that rest as kept values,
 //! which change no bit and on a GPU hardly any time; by gradients, then by weights that replicas shard (ZeRO-2
-//! and 3), which are sent more often. None of it is ever faster, so where a candidate fits, nothing is tried.
+//! and 3), which are sent more often. None of it is ever faster, so where a candidate fits, nothing is tried. One
+//! that recomputes nothing is also tried with the fewest recomputed blocks with which it fits.
 
 mod apply;
 mod choices;
@@ -102,6 +103,9 @@ impl LayoutSearch<'_> {
             }
             let mut next = Some(candidate);
             while let Some(candidate) = next.filter(|candidate| !self.try_candidate(candidate, &mut found)) {
+                if let Some(partly) = self.partly_recomputed(&candidate) {
+                    self.try_candidate(&partly, &mut found);
+                }
                 next = self.smaller(&candidate);
             }
         }
@@ -167,6 +171,30 @@ impl LayoutSearch<'_> {
         let is_plain = candidate.pipeline == 1 || candidate.schedule.has_one_copy_of_weights();
         let shards = is_plain && self.fixed.zero.is_none() && (1..3).contains(&candidate.zero);
         shards.then_some(Candidate { zero: candidate.zero + 1, ..*candidate })
+    }
+
+    /// The same with the fewest recomputed blocks with which it fits; none where those are all that there are, which
+    /// is a candidate by itself.
+    fn partly_recomputed(&self, candidate: &Candidate) -> Option<Candidate> {
+        let is_free = self.job.engine.is_ours() && self.fixed.recompute.is_none();
+        if !is_free || candidate.recompute != RecomputeMode::None {
+            return None;
+        }
+        let most = self.job.cluster.memory();
+        if self.job.least_memory(candidate).is_ok_and(|least| least > most) {
+            return None;
+        }
+        let with = |number| Candidate { recompute: RecomputeMode::Blocks(number), ..*candidate };
+        let fits = |number| self.job.memory(&with(number)).is_ok_and(|memory| memory.total() <= most);
+        let (mut too_few, mut enough) = (0, self.job.plan.model.blocks.len().saturating_sub(2));
+        if enough == 0 || !fits(enough) {
+            return None;
+        }
+        while enough - too_few > 1 {
+            let middle = too_few.midpoint(enough);
+            *(if fits(middle) { &mut enough } else { &mut too_few }) = middle;
+        }
+        Some(with(enough))
     }
 
     /// The time that a new mesh must beat to get into the table.

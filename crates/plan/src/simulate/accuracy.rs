@@ -7,6 +7,7 @@
 use serde::Serialize;
 
 use super::{Candidate, Simulation};
+use crate::cluster::datasheet;
 use crate::spec::Input;
 
 /// What predictions of a kind were compared with.
@@ -37,7 +38,38 @@ impl Accuracy {
     const CORES: Accuracy = Accuracy { error: 0.19, set: "34 layouts of four ranks on two cores" };
 }
 
+/// The published training run of several GPUs of a kind that reached the most of their peak.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct BestRun {
+    /// Of the peak, with recomputed flops.
+    pub percent_of_peak: f64,
+    pub run: &'static str,
+}
+
+impl BestRun {
+    /// By what GPUs of a kind have in their names. Of H200 nothing is published; its products are an H100's.
+    const ALL: [(&'static [&'static str], BestRun); 3] = [
+        (&["V100"], BestRun { percent_of_peak: 53.4, run: "SAMO's GPT-3 13B on 256 V100" }),
+        (&["A100"], BestRun { percent_of_peak: 57.0, run: "Korthikanti's 530B on 280 A100" }),
+        (&["H100", "H200"], BestRun { percent_of_peak: 58.7, run: "MosaicML's 13B on 8 H100" }),
+    ];
+
+    /// Of GPUs of such a name.
+    fn on(name: &str) -> Option<BestRun> {
+        let family = datasheet::family(name)?;
+        BestRun::ALL.iter().find(|(families, _)| families.contains(&family)).map(|(_, run)| *run)
+    }
+}
+
 impl Simulation<'_> {
+    /// The published run that an estimate of ours would surpass, of a kind of which nothing of ours has run: nobody
+    /// has reached more of the peak of several such GPUs than so much, and until we do, we do not say that we will.
+    pub(super) fn surpassed(&self, candidate: &Candidate, percent_of_peak: f64) -> Option<BestRun> {
+        let unmeasured = self.engine.is_ours() && self.accuracy(candidate).is_none();
+        let best = BestRun::on(&self.cluster.device.name).filter(|_| unmeasured);
+        best.filter(|best| percent_of_peak > best.percent_of_peak)
+    }
+
     /// How far estimates of such a candidate were off; none where nothing of its kind was ever measured: this
     /// program has run on one GPU at a time, Megatron-Core's runs are not among those compared, and those of the
     /// others are of language models.

@@ -89,10 +89,14 @@ fn scaled(cluster: &Cluster, runs: &[MeasuredRun], factor: f64) -> Cluster {
             let matrix = device.matrix_mut(precision);
             scale(&mut matrix.efficiency);
             // An efficiency is of a product, which has the factor.
-            if let Convolution::Passes(by_pass) = &mut matrix.convolution {
-                scale(&mut by_pass.channels);
-                for each in [&mut by_pass.weight_ns, &mut by_pass.pixel_ns, &mut by_pass.window_ns] {
-                    *each = digits(*each / factor);
+            match &mut matrix.convolution {
+                Convolution::Efficiency(_) => {}
+                Convolution::Channels(points) => scale(points),
+                Convolution::Passes(by_pass) => {
+                    scale(&mut by_pass.channels);
+                    for each in [&mut by_pass.weight_ns, &mut by_pass.pixel_ns, &mut by_pass.window_ns] {
+                        *each = digits(*each / factor);
+                    }
                 }
             }
         }

@@ -168,7 +168,9 @@ impl fmt::Display for Candidate {
         }
         match self.recompute {
             RecomputeMode::None => {}
-            other => write!(f, ", recompute {}", other.name())?,
+            RecomputeMode::Blocks(1) => f.write_str(", recompute 1 block")?,
+            RecomputeMode::Blocks(number) => write!(f, ", recompute {number} blocks")?,
+            other => write!(f, ", recompute {other}")?,
         }
         if self.zero > 0 {
             write!(f, ", ZeRO-{}", self.zero)?;
@@ -205,7 +207,7 @@ pub struct LayoutRecord {
     /// Samples of each.
     pub micro_batch: usize,
     /// What is computed twice.
-    pub recompute: &'static str,
+    pub recompute: RecomputeMode,
     /// The form of gradients and optimizer state.
     pub state: &'static str,
     /// The form in which pruned weights rest.
@@ -226,7 +228,7 @@ impl LayoutRecord {
             chunks: candidate.chunks,
             micro_batches: candidate.micro_batches(batch).unwrap_or(0),
             micro_batch: candidate.micro_batch,
-            recompute: candidate.recompute.name(),
+            recompute: candidate.recompute,
             state: candidate.state(),
             weights: candidate.weights(),
         }

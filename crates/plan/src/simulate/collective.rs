@@ -89,10 +89,14 @@ impl<'a> RankGroup<'a> {
         self.cluster.network.is_some() && self.ranks > 1 && reach > self.cluster.node.devices
     }
 
-    /// How often a node was doubled to make those of all ranks, whose rings cross this one; none where it stays
-    /// on a node, or is the only one.
+    /// Whether others go between nodes beside this one.
+    fn is_crossed(&self) -> bool {
+        self.leaves_node() && self.world > self.ranks
+    }
+
+    /// How often a node was doubled to make those of all ranks, whose rings cross this one.
     fn doublings(&self) -> f64 {
-        match self.leaves_node() && self.world > self.ranks {
+        match self.is_crossed() {
             true => self.cluster.node_doublings(self.world),
             false => 0.0,
         }
@@ -116,7 +120,8 @@ impl<'a> RankGroup<'a> {
         let others = (self.ranks - 1) as f64;
         let rounds = f64::from(self.ranks.next_power_of_two().ilog2());
         // No faster between nodes than what leads out of a device.
-        let rate = fabric.bandwidth(senders).min(self.cluster.node.link().bandwidth(1));
+        let rails = if self.is_crossed() { 1 } else { fabric.rails } as f64;
+        let rate = (rails * fabric.bandwidth(senders)).min(self.cluster.node.link().bandwidth(1));
         let contended = 1.0 + fabric.contention * self.doublings();
         let moved = others / self.ranks as f64 * bytes * contended / (rate * fabric.efficiency);
         self.start(times * rounds) + times * moved
@@ -157,8 +162,9 @@ mod tests {
         let network = summit.network.as_mut().unwrap();
         (network.alpha_us, network.efficiency, network.contention) = (0.0, 1.0, 0.0);
         let (group, bytes) = (|ranks, stride| RankGroup::new(&summit, ranks, stride), 12.5e9);
-        // All six of a node in one ring: it has the node's 12.5 GB/s to itself.
-        assert!((group(12, 1).all_reduce(bytes) - 2.0 * 11.0 / 12.0).abs() < 1e-9);
+        // All six of a node in one ring: it has both links of the node to itself, and one where others cross it.
+        assert!((group(12, 1).all_reduce(bytes) - 11.0 / 12.0).abs() < 1e-9);
+        assert!((group(12, 1).among(24).all_reduce(bytes) - 2.0 * 11.0 / 12.0).abs() < 1e-9);
         // One of each node: six rings share them.
         assert!((group(2, 6).all_reduce(bytes) - 6.0).abs() < 1e-9);
         assert!((group(2, 6).message(bytes) - 6.0).abs() < 1e-9);
@@ -170,7 +176,8 @@ mod tests {
     #[test]
     fn rings_of_more_nodes_are_slower() {
         let mut summit = builtin("summit").unwrap();
-        summit.network.as_mut().unwrap().contention = 0.0;
+        let network = summit.network.as_mut().unwrap();
+        (network.contention, network.rails) = (0.0, 1);
         let seconds =
             |summit: &Cluster, ranks, world| RankGroup::new(summit, ranks, 1).among(world).all_reduce(1e12);
         let alone = [seconds(&summit, 12, 48), seconds(&summit, 6, 48)];

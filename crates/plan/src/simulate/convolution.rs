@@ -31,7 +31,7 @@ impl PassContext<'_> {
         else {
             return Passes::default();
         };
-        if !self.engine.is_ours() || !self.times_each_pass() {
+        if !self.engine.is_ours() || !matches!(self.convolutions(), Convolution::Passes(_)) {
             return Passes::default();
         }
         let of_neighbour = |pixels: &Region| {
@@ -56,7 +56,8 @@ impl PassContext<'_> {
         let (layers, input) = (&layers[crops..], input.expect("the shapes were checked"));
         let tile = matches!(layers.first(), Some(LayerSpec::Halo(_)));
         let layer = layers.get(usize::from(tile)).filter(|layer| is_convolution(layer));
-        let Some(layer) = layer.filter(|_| self.engine.is_ours() && self.times_each_pass()) else {
+        let is_counted = matches!(self.convolutions(), Convolution::Efficiency(_));
+        let Some(layer) = layer.filter(|_| self.engine.is_ours() && !is_counted) else {
             return PassSeconds::default();
         };
         let before = tile.then(|| &layers[0]);
@@ -66,8 +67,8 @@ impl PassContext<'_> {
         both.backward_input
     }
 
-    fn times_each_pass(&self) -> bool {
-        matches!(self.kernels.device.matrix(self.kernels.precision).convolution, Convolution::Passes(_))
+    fn convolutions(&self) -> &Convolution {
+        &self.kernels.device.matrix(self.kernels.precision).convolution
     }
 }
 

@@ -24,7 +24,7 @@ pub mod state;
 mod step;
 mod times;
 
-pub use accuracy::Accuracy;
+pub use accuracy::{Accuracy, BestRun};
 pub use breakdown::Breakdown;
 pub use calibrate::{Calibrated, MeasuredRun};
 pub use candidate::{Candidate, LayoutRecord};

@@ -64,7 +64,7 @@ pub(crate) fn layer_passes<'m>(
             let unmade = at.first_input_gradient(layers, shape);
             first.passes.backward_input = first.passes.backward_input - unmade;
         }
-        if at.recompute == RecomputeMode::Block && i < last {
+        if at.recompute.remakes(i, last) {
             timed.iter_mut().for_each(|timed| timed.passes.again = timed.passes.forward);
         }
         timed
@@ -83,7 +83,7 @@ impl PassContext<'_> {
     ) {
         let insides = match self.recompute {
             RecomputeMode::Attention => attention_spans(layers),
-            RecomputeMode::None | RecomputeMode::Block => Vec::new(),
+            _ => Vec::new(),
         };
         for (i, layer) in layers.iter().enumerate() {
             let output = layer.output(shape).expect("the shapes were checked");
@@ -92,7 +92,7 @@ impl PassContext<'_> {
             let branches = branches.iter().flat_map(|branches| &branches.all);
             branches.for_each(|branch| self.layers(branch.layers, shape, false, all));
             let own = match fused_pass(layers, i).filter(|_| self.fuses_norms) {
-                Some(pass) => self.passing(pass, self.elements(shape), self.elements(output)),
+                Some(pass) => self.passing(pass, true, self.elements(shape), self.elements(output)),
                 None => self.layer(layer, shape, output),
             };
             let mut passes = own + self.halo_passes(before, layer);
@@ -129,7 +129,10 @@ impl PassContext<'_> {
 
     pub(super) fn layer(&self, layer: &LayerSpec, input: Shape, output: Shape) -> Passes {
         let passes = match layer.properties().kernel {
-            LayerKernel::Pass(pass) => self.passing(pass, self.elements(input), self.elements(output)),
+            LayerKernel::Pass(pass) => {
+                let in_norm = matches!(layer, LayerSpec::BatchNorm(_));
+                self.passing(pass, in_norm, self.elements(input), self.elements(output))
+            }
             LayerKernel::Product(size) => self.product(input, size),
             LayerKernel::Convolution { kernel, size } => self.convolution(kernel, size, [input, output]),
             LayerKernel::Attention { heads, width, turned } => {
@@ -216,11 +219,14 @@ impl PassContext<'_> {
         }
     }
 
-    /// A layer that reads so many elements and makes so many, which pass through memory as it says.
-    fn passing(&self, pass: MemoryPass, read: f64, made: f64) -> Passes {
+    /// A layer that reads so many elements and makes so many, which pass through memory as it says; `in_norm`:
+    /// within the kernels of a batch norm.
+    fn passing(&self, pass: MemoryPass, in_norm: bool, read: f64, made: f64) -> Passes {
         let once = |[input, output]: [f64; 2]| {
             let bytes = self.engine.passes * (input * read + output * made) * self.kernels.element();
             PassSeconds::computing(match pass.is_light {
+                _ if bytes == 0.0 => 0.0,
+                _ if in_norm => self.kernels.batch_norm(bytes),
                 true => self.kernels.light_pass(bytes),
                 false => self.kernels.pass(bytes),
             })

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use super::accuracy::Accuracy;
+use super::accuracy::{Accuracy, BestRun};
 use super::breakdown::Breakdown;
-use super::passes::Passes;
+use super::passes::{Passes, layer_passes};
 use super::schedules::ScheduleKey;
 use super::state;
 use super::times::{StageTimes, StepCosts};
@@ -12,7 +12,7 @@ use super::{Candidate, Simulation};
 use crate::error::Error;
 use crate::memory::MemoryPlan;
 use crate::schedule::{Schedule, ScheduleName, Timeline};
-use crate::spec::RecomputeMode;
+use crate::spec::{AttentionRole, RecomputeMode};
 use crate::stages::StageBlocks;
 
 /// What a candidate takes.
@@ -27,12 +27,24 @@ pub struct Estimate {
     pub step_seconds: f64,
     /// and how far such predictions were off; none where nothing of the kind was ever measured.
     pub accuracy: Option<Accuracy>,
+    /// The published run that it would surpass, where nothing of the kind was ever measured: what it takes lies
+    /// between [`Estimate::step_seconds`] and [`Estimate::slowest_seconds`].
+    pub surpassed: Option<BestRun>,
     /// Of the devices' peak, with recomputed flops,
     pub percent_of_peak: f64,
     /// and without.
     pub model_percent_of_peak: f64,
     /// On what the time goes.
     pub breakdown: Breakdown,
+}
+
+impl Estimate {
+    /// What it takes if it reaches no more of the peak than any published run did; the same as
+    /// [`Estimate::step_seconds`] where it would not.
+    pub fn slowest_seconds(&self) -> f64 {
+        let times = self.surpassed.map_or(1.0, |best| self.percent_of_peak / best.percent_of_peak);
+        self.step_seconds * times
+    }
 }
 
 impl Simulation<'_> {
@@ -57,13 +69,15 @@ impl Simulation<'_> {
         let peak = self.cluster.device.matrix(self.plan.storage.precision).peak() * devices as f64;
         let percent = |flops: f64| 100.0 * flops / (peak * step_seconds);
         let flops = |recompute| self.plan.model.train_flops(self.plan.batch.samples, recompute);
+        let percent_of_peak = percent(flops(candidate.recompute)?);
         Ok(Estimate {
             candidate: *candidate,
+            surpassed: self.surpassed(candidate, percent_of_peak),
             fits: memory.total() <= self.cluster.memory(),
             memory,
             step_seconds,
             accuracy: self.accuracy(candidate),
-            percent_of_peak: percent(flops(candidate.recompute)?),
+            percent_of_peak,
             model_percent_of_peak: percent(flops(RecomputeMode::None)?),
             breakdown,
         })
@@ -110,6 +124,20 @@ impl Simulation<'_> {
     pub(crate) fn micro_batch_seconds(&self, candidate: &Candidate) -> Result<(f64, usize), Error> {
         let passes: Passes = self.passes(candidate)?.iter().copied().sum();
         Ok((passes.forward.total() + passes.backward().total(), self.micro_batches(candidate)?))
+    }
+
+    /// What of the computing of a micro-batch is attention.
+    pub(crate) fn attention_fraction(&self, candidate: &Candidate) -> Result<f64, Error> {
+        let model = self.local(candidate)?;
+        let (mut attention, mut all) = (0.0, 0.0);
+        for timed in layer_passes(&model.local.model, &self.pass_context(candidate))?.into_iter().flatten() {
+            let seconds = timed.passes.forward.compute + timed.passes.backward().compute;
+            all += seconds;
+            if timed.layer.properties().attention_role == AttentionRole::Core {
+                attention += seconds;
+            }
+        }
+        Ok(attention / all)
     }
 
     fn memory_of(&self, candidate: &Candidate, lists: &StepLists) -> Result<MemoryPlan, Error> {

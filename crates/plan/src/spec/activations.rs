@@ -136,9 +136,8 @@ impl StageSteps {
     fn new(model: &ModelSpec, blocks: Range<usize>, flows: &[Flow], walk: ActivationWalk) -> StageSteps {
         let last = model.blocks.len() - 1;
         let layers: Vec<_> = blocks.clone().map(|block| model.layers_before_head(block)).collect();
-        // The model's last block would run again just behind its own forward.
-        let before_last = layers.len().min(last.saturating_sub(blocks.start));
-        let (steps, read) = walk.blocks(&layers, flows[blocks.start], before_last);
+        let remakes = |recompute: RecomputeMode, i: usize| recompute.remakes(blocks.start + i, last);
+        let (steps, read) = walk.blocks(&layers, flows[blocks.start], remakes);
         StageSteps {
             steps,
             read: Some(read).filter(|_| blocks.contains(&last)),

@@ -120,19 +120,21 @@ impl ModelSpec {
     }
 
     /// Flops of forward and backward: the backward costs twice the forward, one product for the gradient of
-    /// the input and one for that of the weight. Recomputing adds the forward of every block but the last,
+    /// the input and one for that of the weight. Recomputing adds the forward of blocks, at most of all but the last,
     /// whose backward follows at once; for GPT this is the formula of Narayanan et al. 2021. Or it adds
     /// attention, and what gives it queries, keys and values.
     pub fn train_flops(&self, samples: usize, recompute: RecomputeMode) -> Result<f64, ShapeError> {
         let blocks = self.block_flops(samples)?;
         let again: f64 = match recompute {
-            RecomputeMode::None => 0.0,
             RecomputeMode::Attention => {
                 let starts = self.blocks.iter().zip(self.borders()?);
                 let each = starts.map(|(block, shape)| inside_flops(&block.layers, shape));
                 each.sum::<Result<f64, ShapeError>>()? * samples as f64
             }
-            RecomputeMode::Block => blocks[..blocks.len().saturating_sub(1)].iter().sum(),
+            _ => {
+                let remade = |block: &usize| recompute.remakes(*block, blocks.len().saturating_sub(1));
+                (0..blocks.len()).filter(remade).map(|block| blocks[block]).sum()
+            }
         };
         Ok(3.0 * blocks.iter().sum::<f64>() + again)
     }

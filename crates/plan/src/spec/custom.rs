@@ -245,7 +245,9 @@ mod tests {
                 prop_oneof![Just(FieldValue::None), size].boxed()
             }
             (FieldType::Integer(..), _) => size,
-            (FieldType::IntegerOr(_, _, word), _) => prop_oneof![size, Just(FieldValue::Word(word))].boxed(),
+            (FieldType::IntegerOr(_, _, words), _) => {
+                prop_oneof![size, prop::sample::select(words).prop_map(FieldValue::Word)].boxed()
+            }
             (FieldType::Flag, _) => any::<bool>().prop_map(FieldValue::Flag).boxed(),
             (FieldType::Number(_), FieldDefault::Number(default)) => {
                 Just(FieldValue::Number(default)).boxed()

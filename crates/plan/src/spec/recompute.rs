@@ -1,10 +1,11 @@
-//! What is computed twice to save memory: nothing, attention's inside, or blocks.
+//! What is computed twice to save memory: nothing, attention's inside, or blocks, all or some of them.
 //!
 //! Korthikanti et al. 2022 make again what attention keeps alone, since that is large and cheap. Their
 //! kernels kept matrices of positions by positions; ours keep none, so what is left is the path from the norm
 //! to what attention gives: queries, keys, values and output, four of the ten widths that a layer of a GPT
 //! keeps of each token, for the product that makes three of them and for attention itself.
 
+use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -22,15 +23,33 @@ pub enum RecomputeMode {
     Attention,
     /// Every block but the last runs its forward again just before its backward.
     Block,
+    /// So many of these blocks.
+    #[serde(untagged)]
+    Blocks(usize),
 }
 
 impl RecomputeMode {
-    /// As the run file writes it.
-    pub fn name(self) -> &'static str {
+    /// Whether a block runs its forward again, in a model whose last block is number `last`. Some blocks are spread
+    /// evenly, so that every stage of a pipeline has its fraction of them; they begin with the second, since the
+    /// first is an embedding that there is nothing to save of.
+    pub fn remakes(self, block: usize, last: usize) -> bool {
+        block < last
+            && match self {
+                RecomputeMode::None | RecomputeMode::Attention => false,
+                RecomputeMode::Block => true,
+                RecomputeMode::Blocks(number) => (block + last - 1) * number % last < number,
+            }
+    }
+}
+
+/// As `--layout` takes it.
+impl fmt::Display for RecomputeMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RecomputeMode::None => "none",
-            RecomputeMode::Attention => "attention",
-            RecomputeMode::Block => "block",
+            RecomputeMode::None => f.write_str("none"),
+            RecomputeMode::Attention => f.write_str("attention"),
+            RecomputeMode::Block => f.write_str("block"),
+            RecomputeMode::Blocks(number) => number.fmt(f),
         }
     }
 }
@@ -115,6 +134,21 @@ mod tests {
     fn linear(name: &str) -> LayerSpec {
         let (name, order) = (name.to_owned(), WeightOrder::InOut);
         LayerSpec::Linear(Linear { name, input: 8, output: 8, bias: false, order, init: Init::Constant(1.0) })
+    }
+
+    /// As many as are asked for, and in every half of a model half of them, give or take one.
+    #[test]
+    fn some_blocks_are_spread_evenly() {
+        let remade = |number: usize, blocks: Range<usize>, last: usize| {
+            blocks.filter(|block| RecomputeMode::Blocks(number).remakes(*block, last)).count()
+        };
+        for last in 1..40 {
+            for number in 1..=last {
+                assert_eq!(remade(number, 0..last + 1, last), number, "{number} of {last}");
+                let half = remade(number, 0..last / 2, last);
+                assert!((2 * half).abs_diff(number) <= 3, "{half} of {number} in half of {last}");
+            }
+        }
     }
 
     #[test]

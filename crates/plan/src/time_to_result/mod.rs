@@ -67,7 +67,7 @@ impl ResultChoice {
         let whole = |steps: f64| steps.ceil().max(1.0) as u64;
         let steps = whole(curve.at(batch as f64));
         let steps_interval = curve.interval(batch as f64).map(|ends| ends.map(whole));
-        let hours = |steps: u64| steps as f64 * found.step_seconds / 3600.0;
+        let hours = |steps: u64| steps as f64 * found.slowest_seconds() / 3600.0;
         // Ranks of a machine's cores have all of them, however many ranks there are.
         let devices = if cluster.node.cores { cluster.node.devices } else { gpus };
         let gpu_hours = hours(steps) * devices as f64;
@@ -79,7 +79,7 @@ impl ResultChoice {
             k_star: whole(curve.k_star(batch as f64)),
             steps_interval,
             extrapolated: curve.is_extrapolated(batch),
-            step_seconds: found.step_seconds,
+            step_seconds: found.slowest_seconds(),
             measured: found.accuracy.is_some(),
             hours: hours(steps),
             hours_interval: steps_interval.map(|ends| ends.map(hours)),

@@ -111,7 +111,7 @@ impl TrafficWalk<'_> {
             if i == last && model.head().is_some() {
                 layers = &layers[..layers.len() - 1];
             }
-            let again = self.plan.storage.recompute == RecomputeMode::Block && i < last;
+            let again = self.plan.storage.recompute.remakes(i, last);
             self.forwards = 1 + u64::from(again);
             self.samples = samples[i];
             self.layers(layers, borders[i], i > blocks.start || !is_first);
@@ -128,7 +128,7 @@ impl TrafficWalk<'_> {
     fn layers(&mut self, layers: &[LayerSpec], mut shape: Shape, mut wanted: bool) {
         let insides = match self.plan.storage.recompute {
             RecomputeMode::Attention => attention_spans(layers),
-            RecomputeMode::None | RecomputeMode::Block => Vec::new(),
+            _ => Vec::new(),
         };
         for (i, layer) in layers.iter().enumerate() {
             let output = layer.output(shape).expect("the shapes were checked");

@@ -158,6 +158,7 @@ fn layers_send_what_the_plan_says() {
         check("tensor", &base);
         check("sequence", &base.set("parallel.sequence=true"));
         check("sequence, recomputed", &base.set("parallel.sequence=true").set("train.recompute=block"));
+        check("a block recomputed", &base.set("train.recompute=1"));
         let again = base.set("parallel.sequence=true").set("train.recompute=attention");
         check("sequence, attention recomputed", &again);
         let stages = base.set("parallel.pipeline=2").set("parallel.data=2").set("parallel.sequence=true");

@@ -25,8 +25,8 @@ pub struct BenchSizes {
 
 /// Convolutions that are timed.
 pub enum ConvolutionSizes {
-    /// The three passes together, for one fraction of a product's rate.
-    Together(&'static [BenchOp]),
+    /// The three passes together, for a fraction of the peak by channels, in ascending order.
+    Together(&'static [ConvolutionSize]),
     /// Each pass by itself, for what passes take by their sizes: the convolutions of a core are our own, and
     /// cut layers are narrow.
     EachPass(&'static [ConvolutionSize]),
@@ -69,12 +69,12 @@ pub const GPU: BenchSizes = BenchSizes {
     granule: 64,
     // From narrow layers on large images to wide ones on small images.
     convolutions: ConvolutionSizes::Together(&[
-        convolution(64, 224, 3, 64, 7, 2),
-        convolution(64, 56, 64, 64, 3, 1),
-        convolution(64, 56, 64, 256, 1, 1),
-        convolution(64, 28, 128, 128, 3, 1),
-        convolution(64, 14, 256, 256, 3, 1),
-        convolution(64, 7, 512, 512, 3, 1),
+        conv_size(64, 224, 3, 64, 7, 2),
+        conv_size(64, 56, 64, 64, 3, 1),
+        conv_size(64, 56, 64, 256, 1, 1),
+        conv_size(64, 28, 128, 128, 3, 1),
+        conv_size(64, 14, 256, 256, 3, 1),
+        conv_size(64, 7, 512, 512, 3, 1),
     ]),
     attention: &[attention(16, 1024, 12, 768), attention(8, 2048, 16, 2048), attention(8, 2048, 32, 4096)],
     elementwise: 4..=9,
@@ -102,17 +102,6 @@ const fn conv_size(
     stride: usize,
 ) -> ConvolutionSize {
     ConvolutionSize { batch, side, input, output, kernel, stride }
-}
-
-const fn convolution(
-    batch: usize,
-    side: usize,
-    input: usize,
-    output: usize,
-    kernel: usize,
-    stride: usize,
-) -> BenchOp {
-    BenchOp::Convolution(conv_size(batch, side, input, output, kernel, stride))
 }
 
 const fn attention(batch: usize, positions: usize, heads: usize, width: usize) -> BenchOp {

@@ -73,7 +73,7 @@ proptest! {
         decay in prop::num::f64::POSITIVE | prop::num::f64::SUBNORMAL | prop::num::f64::ZERO,
         peak in 1e-300f64..1e300,
         (bf16, noise) in any::<(bool, bool)>(),
-        again in prop::sample::select(vec!["none", "attention", "block"]),
+        again in prop::sample::select(vec!["none", "attention", "block", "3"]),
         every in 1usize..1_000_000,
     ) {
         let overrides = [

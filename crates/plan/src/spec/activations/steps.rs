@@ -79,13 +79,13 @@ impl ActivationWalk {
         ActivationWalk { precision, recompute, saved_tensors: 0, steps: Vec::new() }
     }
 
-    /// The steps of blocks, of which the first reads `input` and the first `before_last` are not the model's
-    /// last, and the edge behind them.
+    /// The steps of blocks, of which the first reads `input`, and the edge behind them; `remakes` says which of
+    /// these run again.
     pub fn blocks(
         mut self,
         blocks: &[&[LayerSpec]],
         input: Flow,
-        before_last: usize,
+        remakes: impl Fn(RecomputeMode, usize) -> bool,
     ) -> (Vec<ActivationStep>, SavedTensor) {
         let mut edge = self.edge(input);
         let flows: Vec<Flow> = blocks
@@ -105,7 +105,7 @@ impl ActivationWalk {
             behind = before;
         }
         for (i, (layers, gradients)) in blocks.iter().zip(gradients.iter().rev()).enumerate() {
-            edge = match self.recompute == RecomputeMode::Block && i < before_last {
+            edge = match remakes(self.recompute, i) {
                 true => self.again(layers, edge, gradients),
                 false => self.row(layers, edge, gradients),
             };

@@ -12,7 +12,7 @@ use crate::field::{Field, FieldDefault, LARGEST, integer_or};
 use crate::tiles::WindowPadding;
 
 /// How far windows reach past an image: a number for all sides, or TensorFlow's "same".
-pub(super) const PADDING: Field = integer_or("padding", 0, 0, LARGEST, "same");
+pub(super) const PADDING: Field = integer_or("padding", FieldDefault::Integer(0), [0, LARGEST], &["same"]);
 
 /// A kind of layer that a run file can name.
 #[derive(Debug)]
