@@ -6,8 +6,8 @@ use crate::schedule::ScheduleName;
 use crate::simulate::Candidate;
 use crate::spec::{Input, RecomputeMode};
 
-/// Micro-batches larger than this gain nothing.
-const LARGEST_MICRO_BATCH: usize = 256;
+/// Micro-batches of more sequences than this gain nothing; small images may be as many as there are.
+const MOST_SEQUENCES: usize = 256;
 /// Tensor ranks beyond a few nodes gain nothing.
 const MOST_TENSOR_NODES: usize = 2;
 /// Virtual stages on a rank.
@@ -84,9 +84,13 @@ fn variants(search: &LayoutSearch, mesh: Candidate, samples: usize, all: &mut Ve
         Some(3) if engine.is_ours() => &[3],
         _ => engine.zero,
     };
+    let most = match plan.model.input {
+        Input::Image { .. } => samples,
+        _ => MOST_SEQUENCES,
+    };
     let micro_batches = divisors(samples).into_iter().filter(|size| match fixed.micro_batch {
         Some(chosen) => *size == chosen,
-        None => *size <= LARGEST_MICRO_BATCH,
+        None => *size <= most,
     });
     for micro_batch in micro_batches {
         // How many blocks are enough is found where none of them does not fit.

@@ -287,6 +287,19 @@ mod tests {
         assert_eq!(found(1, "", "state=dense"), None);
     }
 
+    /// A network so small that a GPU is full only with thousands of images takes them all at once.
+    #[test]
+    fn small_images_are_one_micro_batch() {
+        let text = "[model]\nname = \"simple-cnn\"\n[train]\nbatch = 4096\n";
+        let facts = DataFacts { image: Some((28, 28, 1)), classes: Some(10), ..DataFacts::default() };
+        let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
+        let cluster = builtin("h200-node").unwrap();
+        let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
+        let fixed = SearchConstraints::parse("").unwrap();
+        let found = LayoutSearch { job: &job, devices: 1, fixed: &fixed, rows: 1 }.run().unwrap();
+        assert_eq!(found.ranked[0].candidate.micro_batch, 4096);
+    }
+
     /// What the smallest layout needs is said where none fits, and not what the fastest does. Nodes need a
     /// network.
     #[test]
