@@ -163,7 +163,7 @@ fn what_runs_again_is_shown_once() {
     let plain = shown(RecomputeMode::None);
     assert_eq!(plain.0.len(), 2 * 4 + 1, "four linear layers a block, and the head");
     for recompute in [RecomputeMode::Attention, RecomputeMode::Block] {
-        assert_eq!(shown(recompute), plain, "{}", recompute.name());
+        assert_eq!(shown(recompute), plain, "{recompute}");
     }
 }
 
