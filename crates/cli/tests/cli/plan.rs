@@ -289,6 +289,32 @@ fn mistakes_get_one_sentence() {
             "error: `--layout` leaves no layout of 4 devices for a batch of 16: its fields contradict each other",
         ),
         (
+            "runs/hello.toml --gpus 2 --layout sequence=true,tensor=1",
+            "error: `--layout sequence` leaves no layout: tensor-parallel ranks of a model with attention split sequences",
+        ),
+        (
+            "runs/hello.toml --gpus 1 --layout zero=3",
+            "error: `--layout zero` leaves no layout: engine espalier shards so over several replicas alone",
+        ),
+        (
+            "runs/hello.toml --layout recompute=99",
+            "error: `--layout recompute` leaves no layout: engine espalier recomputes none, attention where there is any, or up to 4 blocks of the model gpt",
+        ),
+        (
+            "runs/hello.toml --gpus 2 --layout pipeline=1,chunks=2",
+            "error: `--layout chunks` has no effect with pipeline=1",
+        ),
+        (
+            "runs/hello.toml --sparsity 0 --layout weights=compressed",
+            "error: `--layout weights` has no effect as compressed without pruning",
+        ),
+        (
+            "runs/hello.toml --gpus 2000 --layout pipeline=1000",
+            "stages must divide 2000 devices, and the model gpt has 5 blocks for them",
+        ),
+        ("runs/hello.toml --gpus 14 --layout tensor=7", "7"),
+        ("runs/hello.toml --set device.cluster=sumit", "error: `device.cluster` must be summit, dgx-a100, "),
+        (
             "runs/hello.toml --gpus 2 --engine megatron,fsdp",
             "error: `--engine` names several, which are compared over numbers of devices: add `--sweep gpus=A..B`",
         ),
