@@ -84,7 +84,7 @@ impl AutoLayout<'_> {
         }
         let on_gpus = self.on_gpus(run_file.device.kind, group);
         let local = match &run_file.device.cluster {
-            Some(name) => LocalCluster::named(name)?,
+            Some(name) => LocalCluster::named("device.cluster", name)?,
             None => LocalCluster::here(self.path, on_gpus)?,
         };
         let mismatch = local.mismatch(on_gpus);

@@ -50,15 +50,17 @@ impl LocalCluster {
         if let Some(measured) = LocalCluster::measured(run_file, on_gpus)? {
             return Ok(measured);
         }
-        let mut found = LocalCluster::named(Path::new(if on_gpus { gpu_cluster() } else { "this-machine" }))?;
+        let name = if on_gpus { gpu_cluster() } else { "this-machine" };
+        let mut found = LocalCluster::named("--cluster", Path::new(name))?;
         if !on_gpus {
             found.cluster.node.devices = std::thread::available_parallelism()?.get();
         }
         Ok(found)
     }
 
-    /// One that comes with the program, or a file. The name of the former may have been made a path, as files are.
-    pub fn named(name: &Path) -> Result<LocalCluster> {
+    /// One that comes with the program, or a file, as `field` names it. The name of the former may have been made a
+    /// path, as files are.
+    pub fn named(field: &str, name: &Path) -> Result<LocalCluster> {
         let builtin = name.file_name().filter(|_| !name.is_file()).and_then(|name| name.to_str());
         if let Some(known) = builtin.and_then(cluster::builtin) {
             return Ok(LocalCluster { source: known.name.clone(), cluster: known });
@@ -66,8 +68,9 @@ impl LocalCluster {
         if !name.exists() {
             let expected = format!("{}, or a file", cluster::NAMES.join(", "));
             let got = format!("\"{}\"", name.display());
-            let field = "--cluster".into();
-            return Err(Error::Plan(PlanError::Value { field, expected, got, hint: None }).into());
+            return Err(
+                Error::Plan(PlanError::Value { field: field.into(), expected, got, hint: None }).into()
+            );
         }
         Ok(LocalCluster { cluster: read(name)?, source: name.display().to_string() })
     }
@@ -143,7 +146,7 @@ mod tests {
     /// Rates of other cores, of as many of them, of GPUs: each is named; those that were measured here are not.
     #[test]
     fn rates_of_other_machines_are_told_apart() {
-        let mut local = LocalCluster::named(Path::new("runs/this-machine")).unwrap();
+        let mut local = LocalCluster::named("--cluster", Path::new("runs/this-machine")).unwrap();
         assert!(local.mismatch(false).unwrap().starts_with("this-machine is of other cores than these"));
         assert_eq!(local.mismatch(true).unwrap(), "this-machine is of cores, and the ranks are on GPUs");
         local.source = "cluster.toml".into();
@@ -155,7 +158,7 @@ mod tests {
         local.cluster.node.devices -= 1;
         local.cluster.device.name = "a core of an abacus".into();
         assert!(local.mismatch(false).is_some());
-        let refused = LocalCluster::named(Path::new("sumit")).err().unwrap().to_string();
+        let refused = LocalCluster::named("--cluster", Path::new("sumit")).err().unwrap().to_string();
         assert!(refused.starts_with("`--cluster` must be summit, ") && refused.ends_with("got \"sumit\""));
     }
 }

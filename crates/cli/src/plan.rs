@@ -196,8 +196,11 @@ struct PlanRequest<'a> {
 
 impl<'a> PlanRequest<'a> {
     fn new(arguments: &'a PlanArguments) -> Result<PlanRequest<'a>> {
-        let named =
-            arguments.cluster.as_deref().map(|name| LocalCluster::named(Path::new(name))).transpose()?;
+        let named = arguments
+            .cluster
+            .as_deref()
+            .map(|name| LocalCluster::named("--cluster", Path::new(name)))
+            .transpose()?;
         let run = match (&arguments.run_file, arguments.result.study()) {
             (None, Some(folder)) => {
                 time_to_result::study_run(folder)?.with(&arguments.overrides).map_err(Error::Plan)?
@@ -418,8 +421,11 @@ impl<'a> PlanRequest<'a> {
 
     /// The error where nothing fits: how many devices, or which sparsity, would do.
     fn too_large(&self, devices: usize, found: &SearchResult) -> Result<anyhow::Error> {
-        let mut problem =
-            format!("does not fit on {devices} devices of {:.1} GB", self.cluster.memory() as f64 / 1e9);
+        let mut problem = format!(
+            "does not fit on {} of {:.1} GB",
+            table::devices(devices),
+            self.cluster.memory() as f64 / 1e9
+        );
         if let Some(smallest) = &found.smallest {
             let gb = smallest.memory as f64 / 1e9;
             problem += &format!(": at least {gb:.1} GB are needed ({})", smallest.candidate);
@@ -472,12 +478,12 @@ const ASSUMED: &str = "this-machine";
 /// Where no cluster is named: that of the run file, what was measured here, or cores that are not these.
 fn default_cluster(plan: &Plan, arguments: &PlanArguments) -> Result<LocalCluster> {
     if let Some(name) = &plan.device.cluster {
-        return LocalCluster::named(name);
+        return LocalCluster::named("device.cluster", name);
     }
     if let Some(measured) = LocalCluster::beside(arguments.run_file())?.into_iter().next() {
         return Ok(measured);
     }
-    LocalCluster::named(Path::new(ASSUMED))
+    LocalCluster::named("--cluster", Path::new(ASSUMED))
 }
 
 /// The run on one rank, with another sparsity where one is given.

@@ -35,7 +35,7 @@ pub fn predict(
 ) -> Option<PredictedStep> {
     let unsaid = |why: String| print_err!("note: no step time is predicted: {why}");
     let local = match &plan.device.cluster {
-        Some(name) => LocalCluster::named(name),
+        Some(name) => LocalCluster::named("device.cluster", name),
         None => LocalCluster::here(run_file, on_gpus),
     };
     let local = local.map_err(|why| unsaid(why.to_string())).ok()?;

@@ -36,7 +36,7 @@ pub fn calibrate(arguments: &PlanArguments) -> Result<Value> {
     let (local, cluster_file) = match arguments.cluster.as_deref() {
         Some(name) => {
             let cluster_file = Path::new(name).exists().then(|| PathBuf::from(name));
-            (LocalCluster::named(Path::new(name))?, cluster_file)
+            (LocalCluster::named("--cluster", Path::new(name))?, cluster_file)
         }
         None => (LocalCluster::here(Path::new(local_cluster::FILE), runs.iter().any(is_on_gpu))?, None),
     };

@@ -164,6 +164,11 @@ pub fn sparsities(
     text
 }
 
+/// So many of them.
+pub fn devices(number: usize) -> String {
+    if number == 1 { "one device".into() } else { format!("{number} devices") }
+}
+
 /// One line.
 pub fn fits(
     plan: &Plan,
@@ -172,22 +177,25 @@ pub fn fits(
     fits: bool,
     shown: Option<(Candidate, u64)>,
 ) -> String {
-    let devices = if devices == 1 { "one device".to_owned() } else { format!("{devices} devices") };
-    let size = cluster.device.memory_gb;
-    let name = &plan.model.name;
+    let (devices, name) = (self::devices(devices), &plan.model.name);
+    let size = |gb: f64, digits: usize| match gb {
+        ..0.1 => format!("{:.1} MB", 1e3 * gb),
+        _ => format!("{gb:.digits$} GB"),
+    };
+    let has = size(cluster.device.memory_gb, 0);
     match shown {
         Some((candidate, memory)) => {
-            let gb = memory as f64 / 1e9;
+            let gb = size(memory as f64 / 1e9, 1);
             match fits {
                 true => {
-                    format!("{name} fits on {devices} of {size:.0} GB: {gb:.1} GB each with {candidate}.")
+                    format!("{name} fits on {devices} of {has}: {gb} each with {candidate}.")
                 }
-                false => format!(
-                    "{name} does not fit on {devices} of {size:.0} GB: {gb:.1} GB each at least ({candidate})."
-                ),
+                false => {
+                    format!("{name} does not fit on {devices} of {has}: {gb} each at least ({candidate}).")
+                }
             }
         }
-        None => format!("{name} does not fit on {devices} of {size:.0} GB."),
+        None => format!("{name} does not fit on {devices} of {has}."),
     }
 }
 

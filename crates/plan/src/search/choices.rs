@@ -23,6 +23,17 @@ fn allowed(search: &LayoutSearch) -> Result<Vec<Candidate>, Error> {
     let (job, fixed) = (search.job, search.fixed);
     let (plan, engine) = (job.plan, &job.engine);
     let (devices, batch) = (search.devices, plan.batch.samples);
+    let is_compressed = [("state", fixed.compressed), ("weights", fixed.compressed_weights)];
+    let compressed = is_compressed.into_iter().find(|(_, chosen)| *chosen == Some(true));
+    if let Some((field, _)) = compressed.filter(|_| plan.pruning.is_none()) {
+        let why = "as compressed without pruning".into();
+        return Err(Error::NoEffect { field: format!("--layout {field}"), why });
+    }
+    if fixed.pipeline == Some(1) && (fixed.schedule.is_some() || fixed.chunks.is_some()) {
+        let field = if fixed.schedule.is_some() { "schedule" } else { "chunks" };
+        let why = "with pipeline=1".into();
+        return Err(Error::NoEffect { field: format!("--layout {field}"), why });
+    }
     let blocks = plan.model.blocks.len();
     let node = &job.cluster.node;
     let precision = plan.storage.precision;
@@ -52,7 +63,7 @@ fn allowed(search: &LayoutSearch) -> Result<Vec<Candidate>, Error> {
     };
     let mut all = Vec::new();
     let most_stages = if engine.schedules.is_empty() { 1 } else { blocks.max(1) };
-    for pipeline in axis_sizes(devices, fixed.pipeline, most_stages) {
+    for pipeline in axis_sizes(devices, fixed.pipeline, most_stages).filter(|stages| *stages <= most_stages) {
         for tensor in axis_sizes(devices / pipeline, fixed.tensor, most_tensor) {
             for (data, grid) in replicas(devices / pipeline / tensor, batch, image) {
                 if !fixed.allows(fixed.grid, grid) || !fixed.allows(fixed.data, data) {
@@ -198,6 +209,13 @@ fn none(search: &LayoutSearch) -> Error {
             "tensor" => format!(
                 "tensor-parallel ranks must divide {devices} devices, and are searched on up to \
                  {MOST_TENSOR_NODES} nodes"
+            ),
+            "sequence" => "tensor-parallel ranks of a model with attention split sequences".into(),
+            "zero" => format!("engine {engine} shards so over several replicas alone"),
+            "recompute" => format!(
+                "engine {engine} recomputes none, attention where there is any, or up to {} blocks of the model {}",
+                blocks - 1,
+                job.plan.model.name
             ),
             "spatial" => format!("tiles must divide {devices} devices, and only images have any"),
             "micro_batch" => {

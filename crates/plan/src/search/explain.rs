@@ -78,8 +78,10 @@ fn differences(first: &Breakdown, second: &Breakdown, of: f64) -> (Vec<String>, 
     (named(less), named(more))
 }
 
-/// What of a device's memory, or of its computing, is much.
+/// What of a device's memory, or of its computing, is much,
 const MUCH: f64 = 0.5;
+/// and what of the computing attention has where sequences are long.
+const LONG: f64 = 0.2;
 
 impl LayoutSearch<'_> {
     /// That ranks which split a sequence would win, where one sample is too much for a rank: its activations fill
@@ -96,7 +98,7 @@ impl LayoutSearch<'_> {
         let Input::Tokens { seq: context, .. } = job.plan.model.input else { return None };
         let activations = job.memory(&candidate).ok()?.activations as f64 / job.cluster.memory() as f64;
         let attention = job.attention_fraction(&candidate).ok()?;
-        (activations >= MUCH || attention >= MUCH).then(|| {
+        (attention >= MUCH || attention >= LONG && activations >= MUCH).then(|| {
             format!(
                 "Context parallelism (ranks that split a sequence) is not built, and would help here: of one sample of \
                  {context} tokens, activations take {:.0} % of a device's memory and attention {:.0} % of the \

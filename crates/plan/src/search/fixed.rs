@@ -39,9 +39,9 @@ pub struct SearchConstraints {
 const FIELDS: [&str; 12] = [
     "data",
     "pipeline",
+    "sequence",
     "tensor",
     "spatial",
-    "sequence",
     "micro_batch",
     "schedule",
     "chunks",
@@ -55,12 +55,19 @@ impl SearchConstraints {
     /// Reads `field=value,field=value`.
     pub fn parse(text: &str) -> Result<SearchConstraints, Error> {
         let mut fixed = SearchConstraints::default();
+        let mut named = Vec::new();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             let (field, value) = pair.split_once('=').ok_or_else(|| Error::Override {
                 text: pair.into(),
                 expected: "FIELD=VALUE, as in `data=32,pipeline=4,micro_batch=1`".into(),
             })?;
-            fixed.set(field.trim(), value.trim())?;
+            let field = field.trim();
+            fixed.set(field, value.trim())?;
+            if named.contains(&field) {
+                let problem = "is written twice".into();
+                return Err(Error::Conflict { field: format!("--layout {field}"), problem });
+            }
+            named.push(field);
         }
         Ok(fixed)
     }
@@ -176,6 +183,7 @@ mod tests {
         assert!(SearchConstraints::parse("").unwrap().is_empty());
         let said = |text| SearchConstraints::parse(text).unwrap_err().to_string();
         insta::assert_snapshot!(said("dta=3"), @"`--layout dta` is not a field; did you mean `--layout data`?");
+        insta::assert_snapshot!(said("data=2,data=4"), @"`--layout data` is written twice");
         insta::assert_snapshot!(said("data=0"), @r#"`--layout data` must be a whole number of at least 1, got "0""#);
         insta::assert_snapshot!(said("data"), @"override `data` must be FIELD=VALUE, as in `data=32,pipeline=4,micro_batch=1`");
         insta::assert_snapshot!(said("recompute=all"), @r#"`--layout recompute` must be none, attention, block or a number of blocks, got "all""#);

@@ -90,10 +90,17 @@ impl LayoutSearch<'_> {
     pub fn run(&self) -> Result<SearchResult, Error> {
         let candidates = choices::candidates(self)?;
         let count = candidates.len();
-        let mut bounded: Vec<Bounded> = candidates
-            .into_iter()
-            .filter_map(|candidate| Some(Bounded { seconds: self.bound(&candidate)?, candidate }))
-            .collect();
+        let mut bounded = Vec::new();
+        let mut unbuilt = None;
+        for candidate in candidates {
+            match self.bound(&candidate) {
+                Ok(seconds) => bounded.push(Bounded { candidate, seconds }),
+                Err(why) => unbuilt = unbuilt.or(Some(why)),
+            }
+        }
+        if let Some(why) = unbuilt.filter(|_| bounded.is_empty()) {
+            return Err(why);
+        }
         bounded.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let mut found = FoundLayouts::default();
         for Bounded { candidate, seconds } in bounded {
@@ -208,16 +215,16 @@ impl LayoutSearch<'_> {
         times.get(self.rows - 1).copied().unwrap_or(f64::INFINITY)
     }
 
-    /// The least that a step of a candidate can take; none where it cannot be built.
-    fn bound(&self, candidate: &Candidate) -> Option<f64> {
-        let (passes, micro_batches) = self.job.micro_batch_seconds(candidate).ok()?;
+    /// The least that a step of a candidate can take, or why it cannot be built.
+    fn bound(&self, candidate: &Candidate) -> Result<f64, Error> {
+        let (passes, micro_batches) = self.job.micro_batch_seconds(candidate)?;
         let each = passes / candidate.pipeline as f64;
         let waits = match candidate.schedule {
             // The gradients of weights fill what they can.
             ScheduleName::ZbH1 => 0.0,
             _ => (candidate.pipeline - 1) as f64 / candidate.chunks.unwrap_or(1) as f64,
         };
-        Some(each * (micro_batches as f64 + waits))
+        Ok(each * (micro_batches as f64 + waits))
     }
 }
 
