@@ -1,5 +1,5 @@
-//! What the tests of all crates share: how one says that it could not test something here, and how long it
-//! may take.
+//! What the tests of all crates share: how one says that it could not test something here, how long it may
+//! take, and how far two lists are apart.
 //!
 //! A test that finds no GPU, no MPI or no Python passes, since there is nothing wrong with the program. So
 //! that nobody takes that for having been tested, it goes through [`skipped`]: `./check` lists all of them at
@@ -103,6 +103,28 @@ pub fn skipped(need: Need, why: impl Display) {
         .open(&path)
         .and_then(|mut file| file.write_all(format!("{name}\t{why}\t{test}\n").as_bytes()));
     written.unwrap_or_else(|problem| panic!("{}: {problem}", path.display()));
+}
+
+/// Where two lists are farthest apart, and how far; at the first NaN where there is one. Models have millions of
+/// weights and tests are compiled without optimisation: this crate is not.
+pub fn farthest(a: &[f32], b: &[f32]) -> (usize, f32) {
+    assert_eq!(a.len(), b.len());
+    let mut most = (0, 0.0);
+    for (i, (a, b)) in a.iter().zip(b).enumerate() {
+        let apart = (a - b).abs();
+        if apart.is_nan() {
+            return (i, apart);
+        }
+        if apart > most.1 {
+            most = (i, apart);
+        }
+    }
+    most
+}
+
+/// The largest magnitude of a list.
+pub fn largest(of: &[f32]) -> f32 {
+    of.iter().fold(0.0, |most, x| most.max(x.abs()))
 }
 
 /// Whether long forms of tests are to run: more rounds, sizes or moments of the same; the short form can fail

@@ -224,7 +224,7 @@ fn files_that_never_begin_or_end() {
     fs::create_dir(at("study")).unwrap();
     fs::create_dir(at("trials")).unwrap();
     symlink("/dev/zero", at("study/study.json")).unwrap();
-    let study = "name = \"s\"\n[run.model]\nname = \"mlp\"\n[run.data]\nkind = \"shapes\"\n[run.learning_rate]\nschedule = \"constant\"\n\
+    let study = "name = \"s\"\n[run.model]\nname = \"mlp\"\n[run.data]\nkind = \"shapes\"\ncount = 40\n[run.learning_rate]\nschedule = \"constant\"\n\
                  [cells]\nbatches = [8]\nsparsities = [0]\n[goal]\nloss = 2.4\n[search]\ntrials = 1\nsteps = 8\neval_every = 8\n\
                  [search.ranges]\nlearning_rate.peak = { log = [1e-3, 0.1] }\n";
     fs::write(at("study.toml"), study).unwrap();

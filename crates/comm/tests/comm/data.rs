@@ -37,21 +37,24 @@ fn bytes(data: &CommBuffer) -> Cow<'_, [u8]> {
 
 /// A message of `n` elements, the `i`-th of value `value(i)`.
 pub fn message(element: ElementType, n: usize, value: impl Fn(usize) -> u32) -> CommBuffer {
-    let category = Category::Communication;
+    message_of(element, &(0..n).map(value).collect::<Vec<_>>())
+}
+
+/// The same of its values: compiled once, and not for every closure that a test has.
+fn message_of(element: ElementType, values: &[u32]) -> CommBuffer {
+    let (shape, category) = ([values.len()], Category::Communication);
     let floats = |dtype| {
-        let values: Vec<f32> = (0..n).map(|i| value(i) as f32).collect();
-        CommBuffer::Tensor(Tensor::from_f32(&device(), &[n], dtype, &values, category).unwrap())
+        let values: Vec<f32> = values.iter().map(|value| *value as f32).collect();
+        Tensor::from_f32(&device(), &shape, dtype, &values, category)
     };
-    match element {
+    let tensor = match element {
         ElementType::F32 => floats(DType::F32),
         ElementType::Bf16 => floats(DType::Bf16),
-        ElementType::U32 => {
-            let values: Vec<u32> = (0..n).map(value).collect();
-            CommBuffer::Tensor(Tensor::from_slice(&device(), &[n], &values, category).unwrap())
-        }
-        ElementType::U64 => CommBuffer::U64((0..n).map(|i| value(i).into()).collect()),
-        ElementType::F64 => CommBuffer::F64((0..n).map(|i| value(i).into()).collect()),
-    }
+        ElementType::U32 => Tensor::from_slice(&device(), &shape, values, category),
+        ElementType::U64 => return CommBuffer::U64(values.iter().map(|value| (*value).into()).collect()),
+        ElementType::F64 => return CommBuffer::F64(values.iter().map(|value| (*value).into()).collect()),
+    };
+    CommBuffer::Tensor(tensor.unwrap())
 }
 
 /// Room for `n` elements, filled with what no test expects.
@@ -67,9 +70,13 @@ pub fn floats(values: &[f32]) -> Tensor {
 /// Asserts that a message holds `value(i)` everywhere.
 #[track_caller]
 pub fn assert_holds(what: &str, data: &CommBuffer, n: usize, value: impl Fn(usize) -> u32) {
-    let expected = message(data.element(), n, value);
+    assert_equal(what, data, &message(data.element(), n, value), n);
+}
+
+#[track_caller]
+fn assert_equal(what: &str, data: &CommBuffer, expected: &CommBuffer, n: usize) {
     assert_eq!(data.len(), n, "{what}: length");
-    let (got, expected) = (bytes(data), bytes(&expected));
+    let (got, expected) = (bytes(data), bytes(expected));
     if got != expected {
         let size = data.element().bytes();
         let wrong = got.chunks(size).zip(expected.chunks(size)).position(|(a, b)| a != b);

@@ -320,7 +320,7 @@ mod tests {
         let y = plain_forward(&x64, &w64, &vec![0.0; o], &z);
         let biased = plain_forward(&x64, &w64, &wide(&bias), &z);
         let (dx, dw) = plain_backward(&wide(&dy), &x64, &w64, &z);
-        check_on(devices, tolerances, &[y, biased, dx, dw], |device, dtype| {
+        check_on(devices, tolerances, &[y, biased, dx, dw], &|device, dtype| {
             let x = tensor(device, dtype, &shape, &x);
             let w = tensor(device, dtype, &weight, &w);
             let bias = tensor(device, dtype, &[o], &bias);

@@ -189,14 +189,15 @@ pub struct Launch<'a> {
 /// reports.
 pub fn run(
     mut plan: Plan,
-    dataset: Dataset,
+    dataset: impl Into<Arc<Dataset>>,
     device: &Device,
     run_dir: &RunDir,
     launch: &Launch<'_>,
     observer: &mut (dyn Observer + Send),
 ) -> Result<RunOutcome> {
+    let dataset = dataset.into();
     memory_check::keep_data(&mut plan, &dataset, device, launch.process_group)?;
-    let (mesh, limit, dataset) = (plan.mesh, plan.timeout, Arc::new(dataset));
+    let (mesh, limit) = (plan.mesh, plan.timeout);
     // The first rank of this process takes it; the others find nothing.
     let observer = Mutex::new(Some(observer));
     let rank = |ranks: Ranks, device: &Device| {

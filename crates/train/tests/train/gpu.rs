@@ -3,7 +3,6 @@
 //!
 //! Where there is no GPU, standard error says that nothing was tested.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use espalier_nn::weights::WeightStore;
@@ -101,7 +100,6 @@ fn run(base: &Base, device: &Device) -> Shown {
     if mesh.size() == 1 {
         return shown(&mut Trainer::new(plan, dataset, device).unwrap()).unwrap();
     }
-    let dataset = Arc::new(dataset);
     let all = on_threads(&mesh, device, |ranks, device| {
         shown(&mut Trainer::distributed(plan.clone(), dataset.clone(), device, ranks)?)
     })

@@ -385,7 +385,7 @@ fn images_are_evaluated_as_they_were_learnt_from() {
     let folder = tempfile::tempdir().unwrap();
     tiny_cnn(&["train.steps=1"]).run_in(folder.path());
     let (_, dataset, _) = prepare(&tiny_cnn(&[]), 1);
-    let Dataset::Images(images) = dataset else { panic!("shapes are images") };
+    let Dataset::Images(images) = &*dataset else { panic!("shapes are images") };
     let input = hub::image_input_of(&newest(folder.path())).unwrap();
     assert_eq!(input.standard.as_ref(), Some(images.standard()));
     assert_eq!(input.classes.unwrap()[..2], ["disc", "square"]);

@@ -80,7 +80,7 @@ fn two<R: Send>(
     work: impl Fn(usize, &mut Trainer) -> Result<R, Error> + Sync,
 ) -> Result<Vec<R>, Error> {
     let (plan, dataset, device) = prepare(&base.set("parallel.data=2"), 2);
-    let (dataset, mesh) = (Arc::new(dataset), Mesh::new(PerAxis { data: 2, ..PerAxis::ONES }).unwrap());
+    let mesh = Mesh::new(PerAxis { data: 2, ..PerAxis::ONES }).unwrap();
     on_threads_with_timeout(Duration::from_secs(20), None, &mesh, &device, |ranks, device| {
         let rank = ranks.rank();
         work(rank, &mut Trainer::distributed(plan.clone(), dataset.clone(), device, ranks)?)

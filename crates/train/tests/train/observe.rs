@@ -1,7 +1,6 @@
 //! Forward-only passes over training samples, for methods that use activations.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use espalier_nn::layers::InputObserver;
 use espalier_nn::weights::ParameterId;
@@ -37,7 +36,7 @@ fn what_layers_read_of_training_samples_does_not_depend_on_stages() {
     let observed = |changes: &[&str]| {
         let base = tiny_gpt(&["model.dropout=0.2", "train.batch=8"]).with(changes);
         let (plan, dataset, device) = prepare(&base, 2);
-        let (mesh, dataset) = (plan.mesh, Arc::new(dataset));
+        let mesh = plan.mesh;
         let ranks = on_threads(&mesh, &device, |ranks, device| {
             let trainer = Trainer::distributed(plan.clone(), dataset.clone(), device, ranks.clone())?;
             let context = TrainContext::new(plan.clone(), dataset.clone(), device, ranks)?;

@@ -11,6 +11,7 @@ use espalier_nn::weights::{ParameterId, Weights};
 use espalier_plan::schedule::{ScheduleName, Updates};
 use espalier_plan::spec::RecomputeMode;
 use espalier_tensor::{Category, DType, random};
+use espalier_testing::{farthest, largest};
 use espalier_train::Error;
 use espalier_train::stage::Stage;
 use espalier_train::step::{LossConfig, NoUpdatePass, Totals};
@@ -45,12 +46,8 @@ fn apart(a: &Shown, b: &Shown) -> f64 {
     let pairs = a.0.iter().zip(&b.0).chain(a.1.iter().zip(&b.1)).chain([(&a.2, &b.2)]);
     let shown = pairs.map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);
     assert!(a.3.keys().eq(b.3.keys()), "every weight is on some stage");
-    let weights = a.3.values().zip(b.3.values()).map(|(a, b)| {
-        let most = |values: &mut dyn Iterator<Item = f32>| values.map(f32::abs).fold(0.0, f32::max);
-        let size = most(&mut a.iter().copied()).max(f32::MIN_POSITIVE);
-        f64::from(most(&mut a.iter().zip(b).map(|(a, b)| a - b)) / size)
-    });
-    weights.fold(shown, f64::max)
+    let far = |(a, b): (&Vec<f32>, &Vec<f32>)| farthest(a, b).1 / largest(a).max(f32::MIN_POSITIVE);
+    a.3.values().zip(b.3.values()).map(far).fold(shown, |most, far| most.max(f64::from(far)))
 }
 
 fn gpt() -> Base {

@@ -4,14 +4,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, LazyLock, Mutex};
 
 use espalier_data::Dataset;
 use espalier_nn::layers::{GradientElements, GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
 use espalier_plan::config::{Override, RunFile};
+use espalier_plan::data::DatasetSource;
+use espalier_tensor::cuda::Cuda;
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::{Device, Tensor};
 use espalier_train::checkpoint::Checkpoints;
@@ -24,7 +26,7 @@ use tempfile::TempDir;
 /// A run file with overrides.
 #[derive(Clone)]
 pub struct Base {
-    text: &'static str,
+    text: Arc<str>,
     overrides: Vec<Override>,
 }
 
@@ -108,20 +110,13 @@ pub fn hash(summary: RunSummary) -> String {
 }
 
 /// A run file of its own.
-pub fn base(text: &'static str, overrides: &[&str]) -> Base {
-    Base { text, overrides: overrides.iter().map(|&text| text.into()).collect() }
+pub fn base(text: &str, overrides: &[&str]) -> Base {
+    Base { text: text.into(), overrides: overrides.iter().map(|&text| text.into()).collect() }
 }
 
-/// A GPT of a few thousand parameters on generated text.
-pub fn tiny_gpt(overrides: &[&str]) -> Base {
-    const TEXT: &str = r#"
-        seed = 4
-        [model]
-        name = "gpt"
-        layers = 2
-        heads = 2
-        width = 16
-        context = 24
+/// A model on generated text.
+fn on_text(model: &str, decay_steps: usize, overrides: &[&str]) -> Base {
+    const TASK: &str = r#"
         [data]
         kind = "arithmetic"
         count = 400
@@ -132,17 +127,26 @@ pub fn tiny_gpt(overrides: &[&str]) -> Base {
         peak = 1e-2
         schedule = "cosine"
         warmup = 1
-        decay_steps = 8
     "#;
-    base(TEXT, overrides)
+    base(&format!("seed = 4\n[model]{model}{TASK}decay_steps = {decay_steps}"), overrides)
+}
+
+/// A GPT of a few thousand parameters on generated text.
+pub fn tiny_gpt(overrides: &[&str]) -> Base {
+    const MODEL: &str = r#"
+        name = "gpt"
+        layers = 2
+        heads = 2
+        width = 16
+        context = 24
+    "#;
+    on_text(MODEL, 8, overrides)
 }
 
 /// Two layers of the Llama family with all that its members have: rotary positions that are scaled, grouped
 /// keys, a head size apart from the width, biases, norms of queries and keys.
 pub fn rotary_llama(overrides: &[&str]) -> Base {
-    const TEXT: &str = r#"
-        seed = 4
-        [model]
+    const MODEL: &str = r#"
         name = "llama"
         layers = 2
         heads = 4
@@ -156,27 +160,14 @@ pub fn rotary_llama(overrides: &[&str]) -> Base {
         rotary_base = 100.0
         rotary_scaling = "llama3"
         rotary_original = 16
-        [data]
-        kind = "arithmetic"
-        count = 400
-        [train]
-        batch = 4
-        eval_samples = 4
-        [learning_rate]
-        peak = 1e-2
-        schedule = "cosine"
-        warmup = 1
-        decay_steps = 40
     "#;
-    base(TEXT, overrides)
+    on_text(MODEL, 40, overrides)
 }
 
 /// Two layers as Llama has them (RMS norm, separate queries, keys and values, grouped queries, SwiGLU, no
 /// biases), written layer by layer; docs/run-file.md has the same at another width.
 pub fn tiny_llama(overrides: &[&str]) -> Base {
-    const TEXT: &str = r#"
-        seed = 4
-        [model]
+    const MODEL: &str = r#"
         name = "custom"
         context = 24
         layers = [
@@ -217,19 +208,8 @@ pub fn tiny_llama(overrides: &[&str]) -> Base {
             { type = "rms_norm" },
             { type = "linear", bias = false },
         ]
-        [data]
-        kind = "arithmetic"
-        count = 400
-        [train]
-        batch = 4
-        eval_samples = 4
-        [learning_rate]
-        peak = 1e-2
-        schedule = "cosine"
-        warmup = 1
-        decay_steps = 40
     "#;
-    base(TEXT, overrides)
+    on_text(MODEL, 40, overrides)
 }
 
 /// A convolutional network with batch norm and a residual branch on synthetic shapes.
@@ -270,25 +250,38 @@ pub fn images() -> Base {
 
 /// Why a run file cannot be run on its data.
 pub fn refused(base: &Base) -> String {
-    let run_file = match RunFile::parse(base.text, &base.overrides) {
+    let run_file = match RunFile::parse(&base.text, &base.overrides) {
         Ok(run_file) => run_file,
         Err(error) => return error.to_string(),
     };
-    let facts = Dataset::open(&run_file).unwrap().facts();
+    let facts = Dataset::facts_of(&run_file).unwrap();
     Plan::new(run_file, facts).unwrap_err().to_string()
 }
 
 /// The plan of a run file, without its data.
 pub fn planned(base: &Base) -> Plan {
-    let run_file = RunFile::parse(base.text, &base.overrides).unwrap();
+    let run_file = RunFile::parse(&base.text, &base.overrides).unwrap();
     let facts = Dataset::facts_of(&run_file).unwrap();
     Plan::new(run_file, facts).unwrap()
 }
 
+/// The data of a run file. Synthetic images, which take longer to draw than to learn, are drawn once; a GPU
+/// keeps images with their dataset, so there each run has its own.
+fn dataset(run_file: &RunFile) -> Arc<Dataset> {
+    static DRAWN: Mutex<BTreeMap<String, Arc<Dataset>>> = Mutex::new(BTreeMap::new());
+    static NO_GPU: LazyLock<bool> = LazyLock::new(|| !Cuda::probe().usable());
+    let open = || Arc::new(Dataset::open(run_file).unwrap());
+    if !matches!(run_file.data.source, DatasetSource::Shapes { .. }) || !*NO_GPU {
+        return open();
+    }
+    let key = format!("{} {:?}", run_file.seed, run_file.data);
+    DRAWN.lock().unwrap().entry(key).or_insert_with(open).clone()
+}
+
 /// Everything that a run needs, from a run file.
-pub fn prepare(base: &Base, threads: usize) -> (Plan, Dataset, Device) {
-    let run_file = RunFile::parse(base.text, &base.overrides).unwrap();
-    let dataset = Dataset::open(&run_file).unwrap();
+pub fn prepare(base: &Base, threads: usize) -> (Plan, Arc<Dataset>, Device) {
+    let run_file = RunFile::parse(&base.text, &base.overrides).unwrap();
+    let dataset = dataset(&run_file);
     let plan = Plan::new(run_file, dataset.facts()).unwrap();
     (plan, dataset, Device::cpu(threads).unwrap())
 }
@@ -304,7 +297,6 @@ pub fn try_on_every_rank<T: Send>(base: &Base, show: impl Fn(Trainer) -> Result<
     if plan.mesh.size() == 1 {
         return Ok(vec![show(Trainer::new(plan, dataset, &device)?)?]);
     }
-    let dataset = Arc::new(dataset);
     on_threads(&plan.mesh, &device, |ranks, device| {
         show(Trainer::distributed(plan.clone(), dataset.clone(), device, ranks)?)
     })

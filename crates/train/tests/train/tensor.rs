@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use espalier_plan::shard::ElementRun;
+use espalier_testing::{farthest, largest};
 use espalier_train::Error;
 use espalier_train::trainer::{StepReport, Trainer};
 
@@ -20,19 +22,16 @@ pub struct Shown {
     noise: Vec<f64>,
     validation: f64,
     accuracy: f64,
-    weights: Vec<(String, Vec<usize>, Vec<f32>)>,
+    weights: Vec<(String, Vec<ElementRun>, Vec<f32>)>,
 }
 
 fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
     let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
     let (weights, model_parallel) = (trainer.params(), trainer.model_parallel());
-    let indices = |id| {
-        let runs = model_parallel.local_shard(id).runs();
-        runs.flat_map(|run| run.in_full..run.in_full + run.length).collect::<Vec<_>>()
-    };
+    let runs = |id| model_parallel.local_shard(id).runs().collect();
     let weights = weights
         .ids()
-        .map(|id| (weights.name(id).to_owned(), indices(id), weights.param(id).dense().unwrap().to_f32()))
+        .map(|id| (weights.name(id).to_owned(), runs(id), weights.param(id).dense().unwrap().to_f32()))
         .collect();
     let evaluation = trainer.evaluate()?.expect("some samples are held out");
     Ok(Shown {
@@ -71,16 +70,19 @@ pub fn same_as(single: &Shown, base: &Base, steps: usize, tolerance: f64, what: 
             "{what}, rank {rank}: validation"
         );
         assert!((single.accuracy - many.accuracy).abs() < 0.02, "{what}, rank {rank}: accuracy");
-        for (name, indices, values) in &many.weights {
+        for (name, runs, values) in &many.weights {
             let (_, _, full) =
                 single.weights.iter().find(|(of, ..)| of == name).expect("a parameter of the model");
-            let largest = full.iter().fold(0f32, |most, x| most.max(x.abs()));
-            for (index, value) in indices.iter().zip(values) {
-                let off = (full[*index] - value).abs() / largest;
+            let largest = largest(full);
+            for run in runs {
+                let (full, values) = (&full[run.in_full..][..run.length], &values[run.at..][..run.length]);
+                let (i, off) = farthest(full, values);
                 assert!(
-                    off < 1e-3,
-                    "{what}, rank {rank}: {name} at {index} is {value}, alone {}",
-                    full[*index]
+                    off / largest < 1e-3,
+                    "{what}, rank {rank}: {name} at {} is {}, alone {}",
+                    run.in_full + i,
+                    values[i],
+                    full[i]
                 );
             }
         }
