@@ -206,7 +206,9 @@ fn train_here(arguments: &TrainArguments, launched: Option<&LaunchedProcess>) ->
     }
     observer.finish();
     progress::summarise(&summary);
-    if let Some(fraction) = others.and_then(|others| others.of_others()).filter(|taken| *taken >= MUCH) {
+    let taken = others.and_then(|others| others.of_others()).filter(|taken| *taken >= MUCH);
+    // Beside a prediction, of which it is no fault.
+    if let Some(fraction) = taken.filter(|_| summary.predicted.is_some()) {
         print_err!("note: other processes used {:.0} % of the CPU meanwhile", 100.0 * fraction);
     }
     if arguments.profile {

@@ -117,7 +117,7 @@ fn a_run_says_what_was_predicted_beside_what_it_took() {
     // Rates of other cores are no prediction of these.
     let run = succeeded(train_in(at, TINY, &["--out", "other", "--json"]));
     assert!(
-        json(&run.stdout)["predicted"].is_null() && !stderr(&run).contains("ms/step"),
+        json(&run.stdout)["predicted"].is_null() && !stderr(&run).contains(" ms/step ("),
         "{}",
         stderr(&run)
     );

@@ -9,8 +9,11 @@ impl Table {
         rows.map(|row| (self.predict(row) / row.seconds).ln()).collect()
     }
 
-    /// Levenberg's and Marquardt's way to the least squares, over the logarithms of the constants.
+    /// Levenberg's and Marquardt's way to the least squares, over the logarithms of the constants; those that are 0
+    /// have none, and stay.
     pub fn fit(&mut self) {
+        let Table { cluster, engine, constants, .. } = self;
+        constants.retain(|constant| *(constant.get)(cluster, engine) > 0.0);
         let square = |residuals: &[f64]| residuals.iter().map(|one| one * one).sum::<f64>();
         let mut residuals = self.residuals();
         let mut damping = 1e-2;
