@@ -6,7 +6,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{assert_contains, espalier, espalier_command, json_of, root, stderr, stdout};
+use crate::{assert_contains, espalier, espalier_command, json_of, refused_in_a_sentence, root, stdout};
 
 /// Runs with words divided by spaces.
 fn explain(arguments: &str) -> Output {
@@ -155,16 +155,7 @@ fn what_cannot_be_asked_for() {
         ("runs/none.toml --ranks 2", &["none.toml"]),
     ];
     for (arguments, words) in cases {
-        let output = explain(arguments);
-        let text = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{text}");
-        assert!(
-            output.stdout.is_empty() && text.lines().count() == 1 && text.starts_with("error: "),
-            "{text}"
-        );
-        for word in words {
-            assert!(text.contains(word), "`{word}` is named: {text}");
-        }
+        refused_in_a_sentence(explain(arguments), words);
     }
 }
 

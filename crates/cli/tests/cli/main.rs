@@ -165,6 +165,15 @@ pub fn refused(output: Output, words: &[&str]) -> String {
     text
 }
 
+/// The same in one sentence, with nothing on standard output.
+#[track_caller]
+pub fn refused_in_a_sentence(output: Output, words: &[&str]) -> String {
+    assert!(output.stdout.is_empty(), "{}", stdout(&output));
+    let text = refused(output, words);
+    assert!(text.starts_with("error: ") && text.lines().count() == 1, "{text}");
+    text
+}
+
 /// All of these are in a text.
 #[track_caller]
 pub fn assert_contains(text: &str, words: &[&str]) {

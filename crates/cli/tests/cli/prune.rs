@@ -3,7 +3,10 @@
 use std::path::Path;
 use std::process::Output;
 
-use crate::{TINY, TestDir, assert_contains, espalier, json, json_of, refused, stderr, succeeded, train_in};
+use crate::{
+    TINY, TestDir, assert_contains, espalier, json, json_of, refused, refused_in_a_sentence, stderr,
+    succeeded, train_in,
+};
 
 fn prune(folder: &Path, arguments: &[&str]) -> Output {
     espalier(folder, [&["prune"], arguments].concat())
@@ -97,14 +100,7 @@ fn what_cannot_be_pruned_is_said_in_one_sentence() {
         (&["dense", "--method", "magnitude", "-o", "thin"], "there is a run here already"),
     ];
     for (arguments, expected) in cases {
-        let output = prune(at, arguments);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
-        assert!(stderr(&output).contains(expected), "{arguments:?}: {}", stderr(&output));
-        assert!(
-            stderr(&output).starts_with("error: ") && stderr(&output).lines().count() == 1,
-            "{}",
-            stderr(&output)
-        );
+        refused_in_a_sentence(prune(at, arguments), &[expected]);
         assert!(!at.join("x").exists(), "{arguments:?} left something behind");
     }
     // A mask of another shape.
@@ -191,10 +187,9 @@ fn what_pruning_did_is_said() {
     assert!(stderr(&output).contains("warning: the checkpoint is pruned to 0.9"), "{}", stderr(&output));
 
     // State of kept weights is no state of all.
-    let output =
-        train_in(at, TINY, &["--out", "thin", "--resume", "--set", "train.steps=6", "--allow", "prune"]);
-    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-    assert!(stderr(&output).contains("is state of kept weights only there, and of all weights in this run"));
+    let dense = ["--out", "thin", "--resume", "--set", "train.steps=6", "--allow", "prune"];
+    let words = "is state of kept weights only there, and of all weights in this run";
+    refused(train_in(at, TINY, &dense), &[words]);
 }
 
 /// On one rank, and on two stages of which rank 0 does not hold them all; resumed too.

@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::{TINY, TestDir, espalier, espalier_command, json, json_of, outputs, stderr, succeeded, train_in};
+use crate::{
+    TINY, TestDir, espalier, espalier_command, json, json_of, outputs, refused, refused_in_a_sentence,
+    stderr, succeeded, train_in,
+};
 
 /// The command `espalier report ARGUMENTS`, to be run in `folder`.
 pub fn report(folder: &Path, arguments: &[&str]) -> Command {
@@ -147,13 +150,7 @@ fn what_is_no_run_is_refused() {
         (&["run", "--serve", "127.0.0.1:port"], "`port` is no port"),
     ];
     for (arguments, words) in cases {
-        let output = reported(at, arguments);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
-        let stderr = stderr(&output);
-        assert!(
-            stderr.starts_with("error: ") && stderr.lines().count() == 1 && stderr.contains(words),
-            "{stderr}"
-        );
+        refused_in_a_sentence(reported(at, arguments), &[words]);
     }
     assert_eq!(fs::read(at.join("run/metrics.jsonl")).unwrap(), metrics);
     assert_eq!(fs::read_dir(at.join("run")).unwrap().count(), 2, "run.toml and metrics.jsonl");
@@ -188,9 +185,7 @@ fn runs_are_listed_and_compared_in_words() {
     for (arguments, words) in
         [(&["runs", "nowhere"][..], "nowhere"), (&["compare", "out/small"], "2 values required")]
     {
-        let output = espalier(arguments);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        assert!(stderr(&output).contains(words), "{}", stderr(&output));
+        refused(espalier(arguments), &[words]);
     }
 }
 

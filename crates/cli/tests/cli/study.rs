@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::report::{Served, report};
-use crate::{TestDir, assert_contains, json, json_of, refused, stderr, succeeded};
+use crate::{TestDir, assert_contains, json, json_of, refused, refused_in_a_sentence, stderr, succeeded};
 
 /// A study that finishes in a moment.
 const TINY: &str = r#"
@@ -248,11 +248,7 @@ fn wrong_input_gets_one_sentence() {
         ),
     ];
     for (arguments, expected) in cases {
-        let output = study(at, arguments);
-        let text = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {text}");
-        assert!(text.contains(expected), "{arguments:?}: {text}");
-        assert!(text.starts_with("error: ") && text.lines().count() == 1, "{arguments:?}: {text}");
+        refused_in_a_sentence(study(at, arguments), &[expected]);
         assert!(!at.join("out").exists(), "{arguments:?} left something behind");
     }
     let missing = TINY.replace(
@@ -302,9 +298,7 @@ fn a_study_is_shown_alone_and_as_a_page() {
         (&["out/tiny", "-o", "study.toml"], "a file is here that is no page of a report"),
     ];
     for (arguments, words) in cases {
-        let output = report(at, arguments).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
-        assert!(stderr(&output).contains(words), "{arguments:?}: {}", stderr(&output));
+        refused(report(at, arguments).output().unwrap(), &[words]);
     }
     refused(study(at, &["--serve", "127.0.0.1:port"]), &["`port` is no port"]);
 }
