@@ -58,8 +58,8 @@ impl LocalCluster {
         Ok(found)
     }
 
-    /// One that comes with the program, or a file, as `field` names it. The name of the former may have been made a
-    /// path, as files are.
+    /// One that comes with the program, or a file, as `field` names it. The name of the former may have been
+    /// made a path, as files are.
     pub fn named(field: &str, name: &Path) -> Result<LocalCluster> {
         let builtin = name.file_name().filter(|_| !name.is_file()).and_then(|name| name.to_str());
         if let Some(known) = builtin.and_then(cluster::builtin) {

@@ -1,5 +1,5 @@
-//! A batch norm, a max pool and the ReLU behind it as one layer, so that the norm's output, the largest tensor of a
-//! stem, and its gradient need not be written: on a GPU the pool's kernels do what the norm does.
+//! A batch norm, a max pool and the ReLU behind it as one layer, so that the norm's output, the largest
+//! tensor of a stem, and its gradient need not be written: on a GPU the pool's kernels do what the norm does.
 
 use espalier_tensor::Tensor;
 

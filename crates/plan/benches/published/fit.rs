@@ -9,8 +9,8 @@ impl Table {
         rows.map(|row| (self.predict(row) / row.seconds).ln()).collect()
     }
 
-    /// Levenberg's and Marquardt's way to the least squares, over the logarithms of the constants; those that are 0
-    /// have none, and stay.
+    /// Levenberg's and Marquardt's way to the least squares, over the logarithms of the constants; those that
+    /// are 0 have none, and stay.
     pub fn fit(&mut self) {
         let Table { cluster, engine, constants, .. } = self;
         constants.retain(|constant| *(constant.get)(cluster, engine) > 0.0);

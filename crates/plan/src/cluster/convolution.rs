@@ -1,9 +1,10 @@
-//! How fast convolutions are: one fraction of a product's rate, a fraction of the peak by channels, or pass by pass.
+//! How fast convolutions are: one fraction of a product's rate, a fraction of the peak by channels, or pass
+//! by pass.
 //!
-//! A GPU multiplies tiles of channels by tiles of channels: a layer with few of them on either side, such as the
-//! first, which sees three colours, leaves most of each tile empty. On a core, layers that are split over ranks have so few channels that
-//! most of a vector is empty, and so few pixels to each weight that laying the weights out costs as much as
-//! multiplying them. So there a pass takes
+//! A GPU multiplies tiles of channels by tiles of channels: a layer with few of them on either side, such as
+//! the first, which sees three colours, leaves most of each tile empty. On a core, layers that are split over
+//! ranks have so few channels that most of a vector is empty, and so few pixels to each weight that laying
+//! the weights out costs as much as multiplying them. So there a pass takes
 //!
 //! ```text
 //! start_us + flops / (peak x efficiency of its channels) + weights x weight_ns + pixels x pixel_ns + numbers under all windows x window_ns
@@ -26,8 +27,8 @@ use super::share;
 pub enum Convolution {
     /// Of a product of as many flops, all three passes alike.
     Efficiency(f64),
-    /// `[channels, fraction]`: of the peak, all three passes alike, by channels of whichever of input and output has
-    /// fewer; between two points as efficiencies are.
+    /// `[channels, fraction]`: of the peak, all three passes alike, by channels of whichever of input and
+    /// output has fewer; between two points as efficiencies are.
     Channels(Vec<[f64; 2]>),
     /// Each pass by its own sizes.
     Passes(ByPass),

@@ -180,8 +180,8 @@ impl LayoutSearch<'_> {
         shards.then_some(Candidate { zero: candidate.zero + 1, ..*candidate })
     }
 
-    /// The same with the fewest recomputed blocks with which it fits; none where those are all that there are, which
-    /// is a candidate by itself.
+    /// The same with the fewest recomputed blocks with which it fits; none where those are all that there
+    /// are, which is a candidate by itself.
     fn partly_recomputed(&self, candidate: &Candidate) -> Option<Candidate> {
         let is_free = self.job.engine.is_ours() && self.fixed.recompute.is_none();
         if !is_free || candidate.recompute != RecomputeMode::None {

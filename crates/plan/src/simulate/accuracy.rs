@@ -31,8 +31,8 @@ impl Accuracy {
     ];
     /// Ours on one GPU.
     const ONE_GPU: Accuracy = Accuracy { error: 0.08, set: "steps of 124M to 13B on one H200" };
-    /// Ours with images, likewise. Rates of convolutions and batch norms are fitted to all of them, which are at most
-    /// 3 % off: of others it may be more.
+    /// Ours with images, likewise. Rates of convolutions and batch norms are fitted to all of them, which are
+    /// at most 3 % off: of others it may be more.
     const ONE_GPU_IMAGES: Accuracy =
         Accuracy { error: 0.10, set: "six networks of 224 x 224 pixels on one H200" };
     /// Ours on cores.
@@ -63,8 +63,9 @@ impl BestRun {
 }
 
 impl Simulation<'_> {
-    /// The published run that an estimate of ours would surpass, of a kind of which nothing of ours has run: nobody
-    /// has reached more of the peak of several such GPUs than so much, and until we do, we do not say that we will.
+    /// The published run that an estimate of ours would surpass, of a kind of which nothing of ours has run:
+    /// nobody has reached more of the peak of several such GPUs than so much, and until we do, we do not say
+    /// that we will.
     pub(super) fn surpassed(&self, candidate: &Candidate, percent_of_peak: f64) -> Option<BestRun> {
         let unmeasured = self.engine.is_ours() && self.accuracy(candidate).is_none();
         let best = BestRun::on(&self.cluster.device.name).filter(|_| unmeasured);

@@ -319,8 +319,9 @@ impl PassContext<'_> {
     }
 }
 
-/// What layer `i` takes beside a batch norm or a max pool that does it on its way: ReLU, the sum of a residual layer
-/// between a norm and ReLU, a norm before a pool (`nn/model/builder/cnn`). None where it runs by itself.
+/// What layer `i` takes beside a batch norm or a max pool that does it on its way: ReLU, the sum of a
+/// residual layer between a norm and ReLU, a norm before a pool (`nn/model/builder/cnn`). None where it runs
+/// by itself.
 fn fused_pass(layers: &[LayerSpec], i: usize) -> Option<MemoryPass> {
     let is_relu = |layer: &LayerSpec| matches!(layer, LayerSpec::Activation(Activation::Relu));
     let is_norm = |layer: &LayerSpec| matches!(layer, LayerSpec::BatchNorm(_));
@@ -333,7 +334,8 @@ fn fused_pass(layers: &[LayerSpec], i: usize) -> Option<MemoryPass> {
         Some(MemoryPass { forward: [0.0, forward], backward: [0.0, backward], is_light: true })
     };
     match &layers[i] {
-        // It is measured, forward and back; the pool's passes do the rest, and its gradient is not written between.
+        // It is measured, forward and back; the pool's passes do the rest, and its gradient is not written
+        // between.
         norm if is_norm(norm) && matches!(next, Some(LayerSpec::MaxPool(_))) => {
             Some(MemoryPass { forward: [1.0, 0.0], backward: [2.0, 1.0], is_light: false })
         }

@@ -174,8 +174,8 @@ mod tests {
         model.activation_bytes(samples, Precision::F32, recompute).unwrap()
     }
 
-    /// By hand: image (conv1 saves it), relu1 12x12x32 (conv2), and the vector of 1024 that a flatten makes of relu2
-    /// (head); and a byte for each output of both pools. Not kept: what the pools read, and relu2.
+    /// By hand: image (conv1 saves it), relu1 12x12x32 (conv2), and the vector of 1024 that a flatten makes
+    /// of relu2 (head); and a byte for each output of both pools. Not kept: what the pools read, and relu2.
     #[test]
     fn simple_cnn_by_hand() {
         let (edges, places) = (28 * 28 + 12 * 12 * 32 + 1024, 12 * 12 * 32 + 4 * 4 * 64);

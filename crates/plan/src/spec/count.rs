@@ -120,9 +120,9 @@ impl ModelSpec {
     }
 
     /// Flops of forward and backward: the backward costs twice the forward, one product for the gradient of
-    /// the input and one for that of the weight. Recomputing adds the forward of blocks, at most of all but the last,
-    /// whose backward follows at once; for GPT this is the formula of Narayanan et al. 2021. Or it adds
-    /// attention, and what gives it queries, keys and values.
+    /// the input and one for that of the weight. Recomputing adds the forward of blocks, at most of all but
+    /// the last, whose backward follows at once; for GPT this is the formula of Narayanan et al. 2021. Or it
+    /// adds attention, and what gives it queries, keys and values.
     pub fn train_flops(&self, samples: usize, recompute: RecomputeMode) -> Result<f64, ShapeError> {
         let blocks = self.block_flops(samples)?;
         let again: f64 = match recompute {

@@ -29,9 +29,9 @@ pub enum RecomputeMode {
 }
 
 impl RecomputeMode {
-    /// Whether a block runs its forward again, in a model whose last block is number `last`. Some blocks are spread
-    /// evenly, so that every stage of a pipeline has its fraction of them; they begin with the second, since the
-    /// first is an embedding that there is nothing to save of.
+    /// Whether a block runs its forward again, in a model whose last block is number `last`. Some blocks are
+    /// spread evenly, so that every stage of a pipeline has its fraction of them; they begin with the second,
+    /// since the first is an embedding that there is nothing to save of.
     pub fn remakes(self, block: usize, last: usize) -> bool {
         block < last
             && match self {

@@ -84,8 +84,8 @@ pub fn forward(
     Ok((epilogue.apply(y)?, mean, rstd))
 }
 
-/// [`forward`], and [`pool::max_forward`] of that: `(y, places, [mean, rstd])`. A GPU's pool normalises what it reads:
-/// neither what the norm gives nor its gradient is ever in memory.
+/// [`forward`], and [`pool::max_forward`] of that: `(y, places, [mean, rstd])`. A GPU's pool normalises what
+/// it reads: neither what the norm gives nor its gradient is ever in memory.
 pub fn forward_max(
     x: &Tensor,
     [scale, shift]: [&Tensor; 2],

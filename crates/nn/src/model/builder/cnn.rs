@@ -1,6 +1,7 @@
-//! What the layers of a CNN take of those beside them: convolutions, batch norms and max pools the ReLU behind them,
-//! a norm the sum of a residual layer, or the pool or convolution that reads it, and halo exchanges and synchronised
-//! statistics the layer that they stand before. Each saves a pass over memory, or the exchange another message.
+//! What the layers of a CNN take of those beside them: convolutions, batch norms and max pools the ReLU
+//! behind them, a norm the sum of a residual layer, or the pool or convolution that reads it, and halo
+//! exchanges and synchronised statistics the layer that they stand before. Each saves a pass over memory, or
+//! the exchange another message.
 
 use espalier_plan::mesh::Axis;
 use espalier_plan::spec;
@@ -41,8 +42,8 @@ impl Builder<'_> {
         })
     }
 
-    /// A batch norm with the ReLU behind it, and perhaps the convolution behind that, or with the max pool behind it;
-    /// how many layers that is.
+    /// A batch norm with the ReLU behind it, and perhaps the convolution behind that, or with the max pool
+    /// behind it; how many layers that is.
     fn norm_and_behind(
         &mut self,
         norm: &[spec::LayerSpec],

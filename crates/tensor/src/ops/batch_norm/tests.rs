@@ -232,8 +232,8 @@ fn a_mean_far_from_zero_costs_no_accuracy() {
     }
 }
 
-/// To the bit what the two give one after the other, windows past the image and odd channels included; backwards but
-/// for the rounding of the gradient between them.
+/// To the bit what the two give one after the other, windows past the image and odd channels included;
+/// backwards but for the rounding of the gradient between them.
 #[test]
 fn a_pool_behind_a_norm_reads_what_the_norm_would_give() {
     for (kernel, stride, c) in [(3, 2, 8), (2, 2, 16), (3, 2, 5), (4, 3, 8)] {

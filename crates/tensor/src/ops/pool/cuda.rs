@@ -50,8 +50,8 @@ pub(crate) fn max_forward(
     };
     let args = args.output(&mut y).output(&mut places).i32(relu.into()).fields(&size(&grid, Some(pool)));
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), name)?;
-    // SAFETY: x has the grid's input shape, y and the places its output shape; what is of the norm is [c], its weights
-    // in the type that `wide` says.
+    // SAFETY: x has the grid's input shape, y and the places its output shape; what is of the norm is [c],
+    // its weights in the type that `wide` says.
     unsafe { kernel.launch(threads(&grid.output_shape(), x.dtype()), THREADS, 0, args)? };
     Ok((y, places))
 }
@@ -99,13 +99,14 @@ pub(crate) fn max_backward(
     let [top, left] = grid.first;
     let squares = |size: usize, before: usize| (before + size).div_ceil(pixels) - before / pixels;
     let blocks = threads(&[batch, squares(h, top), squares(w, left), c], dy.dtype());
-    // SAFETY: dx and x have the grid's input shape, dy and the places its output shape; mean is [c], `line` [3, c].
+    // SAFETY: dx and x have the grid's input shape, dy and the places its output shape; mean is [c], `line`
+    // [3, c].
     unsafe { cuda.kernel(&SOURCE, Build::of(dy.dtype()), name)?.launch(blocks, THREADS, 0, args)? };
     Ok(dx)
 }
 
-/// Of the gradient of a pool's input, where a norm of x stands before it: each chunk's sums of that and of that times
-/// x - mean, `[chunks, 2, c]`.
+/// Of the gradient of a pool's input, where a norm of x stands before it: each chunk's sums of that and of
+/// that times x - mean, `[chunks, 2, c]`.
 pub(crate) fn max_gradient_sums(
     cuda: &Cuda,
     dy: &Tensor,
@@ -119,8 +120,8 @@ pub(crate) fn max_gradient_sums(
     let args = Args::new().input(dy).input(places).input(x).input(mean).output(&mut sums);
     let args = args.size(dy.rows()).size(chunk).fields(&size);
     let kernel = cuda.kernel(&SOURCE, Build::of(dy.dtype()), "pool_max_normed_sums")?;
-    // SAFETY: x has the grid's input shape, dy and the places its output shape, mean is [c], and each of the chunks
-    // has its 2 c numbers.
+    // SAFETY: x has the grid's input shape, dy and the places its output shape, mean is [c], and each of the
+    // chunks has its 2 c numbers.
     unsafe { kernel.launch(grid, block, 0, args)? };
     Ok(sums)
 }

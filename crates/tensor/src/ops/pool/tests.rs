@@ -238,8 +238,8 @@ fn relu_behind_a_maximum_is_relu_before_it() {
     }
 }
 
-/// By hand: of equal numbers the first, of NaNs the last, as PyTorch has it; padding is counted and never chosen, not
-/// even by a window of minus infinities.
+/// By hand: of equal numbers the first, of NaNs the last, as PyTorch has it; padding is counted and never
+/// chosen, not even by a window of minus infinities.
 #[test]
 fn places_are_numbers_within_the_window() {
     let (nan, low) = (f32::NAN, f32::NEG_INFINITY);
