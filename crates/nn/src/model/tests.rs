@@ -162,7 +162,7 @@ fn what_runs_again_is_shown_once() {
     let shown = |recompute| run(&Model::build(&spec, recompute), &weights).unwrap();
     let plain = shown(RecomputeMode::None);
     assert_eq!(plain.0.len(), 2 * 4 + 1, "four linear layers a block, and the head");
-    for recompute in [RecomputeMode::Attention, RecomputeMode::Block] {
+    for recompute in [RecomputeMode::Attention, RecomputeMode::Block, RecomputeMode::Blocks(1)] {
         assert_eq!(shown(recompute), plain, "{recompute}");
     }
 }
