@@ -32,7 +32,7 @@ impl Accuracy {
     /// Ours on one GPU.
     const ONE_GPU: Accuracy = Accuracy { error: 0.08, set: "steps of 124M to 13B on one H200" };
     /// Ours with images, likewise. Rates of convolutions and batch norms are fitted to all of them, which are
-    /// at most 3 % off: of others it may be more.
+    /// at most 4 % off: of others it may be more.
     const ONE_GPU_IMAGES: Accuracy =
         Accuracy { error: 0.10, set: "six networks of 224 x 224 pixels on one H200" };
     /// Ours on cores.
