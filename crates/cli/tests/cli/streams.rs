@@ -18,7 +18,7 @@ fn what_was_asked_for_is_on_standard_output() {
     succeeded(train_in(&folder, TINY, &["--out", "out/b", "--set", "train.batch=8"]));
 
     let asked = [
-        ("train run.toml --dry-run", "predicted"),
+        ("train run.toml --dry-run", "predicted        peak"),
         ("plan run.toml --gpus 2", "time breakdown"),
         ("plan run.toml --fits 80GB", "fits on one device"),
         ("runs", "finished"),
