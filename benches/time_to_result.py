@@ -109,16 +109,15 @@ def trained(run, out, goal):
 
 
 def step_seconds(run, out, steps):
-    """The median step of runs that are not evaluated on the way: after each evaluation the first steps wait for what otherwise is queued ahead. Of three
-    processes, the middle one: where the host is the limit, they differ by a third."""
+    """The median step of a run that is not evaluated on the way, and its folder: after each evaluation the first steps wait for what otherwise is queued ahead. Of
+    three processes the middle one, since they differ by a third where the host is the limit."""
     never = ["--set", f"train.steps={steps}", "--set", f"train.eval_every={steps}", "--set", f"train.log_every={steps}"]
-    times = {}
+    timed = []
     for turn in range(3):
         folder = f"{out}-timed-{turn}"
         subprocess.run(["rm", "-rf", folder])
-        times[espalier("train", run, "--out", folder, *never, "--json")["step_ms"]] = folder
-    middle = sorted(times)[len(times) // 2]
-    return 1e-3 * middle, times[middle]
+        timed.append((1e-3 * espalier("train", run, "--out", folder, *never, "--json")["step_ms"], folder))
+    return sorted(timed)[1]
 
 
 def run_file(study, stem, batch, sparsity, seed, fields, **train):
