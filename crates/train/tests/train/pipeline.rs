@@ -47,7 +47,9 @@ fn apart(a: &Shown, b: &Shown) -> f64 {
     let shown = pairs.map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);
     assert!(a.3.keys().eq(b.3.keys()), "every weight is on some stage");
     let far = |(a, b): (&Vec<f32>, &Vec<f32>)| farthest(a, b).1 / largest(a).max(f32::MIN_POSITIVE);
-    a.3.values().zip(b.3.values()).map(far).fold(shown, |most, far| most.max(f64::from(far)))
+    let weights = a.3.values().zip(b.3.values()).map(|pair| f64::from(far(pair)));
+    // By this order NaN is farthest.
+    weights.chain([shown]).max_by(f64::total_cmp).expect("one at least")
 }
 
 fn gpt() -> Base {
