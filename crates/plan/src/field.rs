@@ -2,7 +2,9 @@
 //! and what it is for. A section of a run file is a list of these (`config/fields`), and so is a kind of
 //! layer; one reader reads them all ([`Section::read`](crate::config::reader::Section::read)).
 
-use toml::Value;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
 
 /// The largest size of a dimension; larger ones are slips of the finger, and products of these stay in range.
 pub const LARGEST: usize = 1 << 24;
@@ -56,7 +58,7 @@ pub(crate) enum FieldType {
     Text(&'static str),
     /// One or several of these.
     Texts(&'static str),
-    /// A list of layers; an empty one where it may be left out.
+    /// A list of layers.
     Layers,
     /// A list of at least so many lists of layers.
     Lists(usize),
@@ -90,6 +92,14 @@ impl FieldDefault {
             FieldDefault::Word(word) => Value::String(word.into()),
             FieldDefault::Empty => Value::Array(Vec::new()),
         })
+    }
+
+    /// What another field is, where it is that; `before` are those that stand before it.
+    pub(crate) fn like(self, before: &Table) -> Option<&Value> {
+        match self {
+            FieldDefault::Like(other) => before.get(other),
+            _ => None,
+        }
     }
 }
 
@@ -174,7 +184,7 @@ pub const fn texts(name: &'static str, expected: &'static str) -> Field {
 
 /// A list of layers, which may be left out; [`Field::or_missing`] asks for one at least.
 pub const fn layers(name: &'static str) -> Field {
-    Field::new(name, FieldType::Layers, FieldDefault::Empty)
+    Field::new(name, FieldType::Layers, FieldDefault::Nothing)
 }
 
 /// A list of at least two lists of layers.
@@ -248,5 +258,53 @@ impl Field {
     pub(crate) const fn usual(mut self) -> Field {
         self.is_usual = true;
         self
+    }
+}
+
+/// The fields of a section that were read, each with a value, or without one where it may be left out.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FieldValues(pub(crate) Table);
+
+impl FieldValues {
+    /// The value of a field.
+    ///
+    /// # Panics
+    /// Where it is of another type than the field takes.
+    pub fn get<T: DeserializeOwned>(&self, key: &str) -> T {
+        self.find(key).unwrap_or_else(|| panic!("`{key}` has a value"))
+    }
+
+    /// The value of a field that may be left out.
+    ///
+    /// # Panics
+    /// Where it is of another type than the field takes.
+    pub fn find<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
+        let value = self.0.get(key)?.clone();
+        Some(value.try_into().unwrap_or_else(|why| panic!("`{key}` is not what its field takes: {why}")))
+    }
+
+    /// All of them.
+    ///
+    /// # Panics
+    /// Where one is of another type than its field takes.
+    pub fn all<T: DeserializeOwned>(self) -> T {
+        self.0.try_into().unwrap_or_else(|why| panic!("a section is not what its fields take: {why}"))
+    }
+
+    /// Gives a field a value, whether it has one or not.
+    pub fn set(&mut self, key: &str, value: impl Serialize) {
+        self.0.insert(key.into(), Value::try_from(value).expect("plain data"));
+    }
+
+    /// Gives a field that was left out a value.
+    pub(crate) fn set_left_out(&mut self, key: &str, value: impl Serialize) {
+        if !self.0.contains_key(key) {
+            self.set(key, value);
+        }
+    }
+
+    /// Takes a field out.
+    pub fn remove(&mut self, key: &str) {
+        self.0.remove(key);
     }
 }

@@ -5,8 +5,8 @@ use toml::Value as Toml;
 
 use super::Error;
 use super::reader::Section;
-use crate::field::{Field, FieldDefault, FieldType};
-use crate::spec::{FieldValue, KINDS, LayerKind, WrittenLayer};
+use crate::field::{Field, FieldType};
+use crate::spec::{KINDS, LayerKind, WrittenLayer};
 
 /// Every field that some kind of layer has.
 fn all_fields() -> Vec<&'static str> {
@@ -39,55 +39,40 @@ fn read_layer(section: &mut Section) -> Result<WrittenLayer, Error> {
     };
     let kind = LayerKind::find(value.as_str().unwrap_or_default());
     let kind = kind.ok_or_else(|| section.not_one_of("type", value, words()))?;
-    let mut values = Vec::with_capacity(kind.fields.len());
-    for field in kind.fields {
-        let value = read_field(section, field, kind, &values)?;
-        values.push(value);
-    }
+    let values = section.read_all(kind.fields, kind.word)?;
+    let branches = read_branches(section, kind.fields)?;
     section.finish_variant("type", kind.word, &all_fields())?;
-    Ok(WrittenLayer { kind, values })
+    Ok(WrittenLayer { kind, values, branches })
 }
 
-/// One field; `before` are the values of those that stand before it.
-fn read_field(
-    section: &mut Section,
-    field: &Field,
-    kind: &LayerKind,
-    before: &[FieldValue],
-) -> Result<FieldValue, Error> {
-    let key = field.name;
-    let value = section.get(key).filter(|value| match (field.takes, field.otherwise) {
-        (FieldType::Layers, FieldDefault::Missing(_)) => {
-            value.as_array().is_none_or(|items| !items.is_empty())
-        }
-        _ => true,
-    });
-    let Some(value) = value else {
-        // Where it must be written, this says so.
-        section.check_left_out(field)?;
-        return Ok(FieldValue::left_out(field, kind, before).expect("it may be left out"));
-    };
-    let list = |path: &str, value: &Toml| match value {
-        Toml::Array(items) => read_layers(&section.field(path), items),
-        _ => Err(section.wrong(path, "a list of layers", value)),
-    };
-    match (field.takes, value) {
-        (FieldType::Layers, value) => Ok(FieldValue::Layers(list(key, value)?)),
-        (FieldType::Lists(least), Toml::Array(lists)) if lists.len() >= least => {
-            let lists = lists.iter().enumerate().map(|(i, value)| list(&format!("{key}.{i}"), value));
-            Ok(FieldValue::Lists(lists.collect::<Result<_, _>>()?))
-        }
-        (FieldType::Lists(least), _) => {
-            Err(section.wrong(key, format!("a list of at least {least} lists of layers"), value))
-        }
-        (takes, _) => Ok(match (section.read_field(field)?, takes) {
-            (Some(Toml::Integer(number)), _) => FieldValue::Integer(number as usize),
-            (Some(Toml::Boolean(flag)), _) => FieldValue::Flag(flag),
-            (Some(Toml::Float(number)), _) => FieldValue::Number(number),
-            (Some(Toml::String(word)), FieldType::Word(words) | FieldType::IntegerOr(_, _, words)) => {
-                FieldValue::Word(words.iter().find(|known| **known == word).expect("one of the words"))
+/// The lists of layers inside a layer, in the order of its fields.
+fn read_branches(section: &mut Section, fields: &[Field]) -> Result<Vec<Vec<WrittenLayer>>, Error> {
+    let mut branches = Vec::new();
+    for field in fields {
+        let (key, value) = (field.name, section.get(field.name));
+        let list = |path: &str, value: &Toml| match value {
+            Toml::Array(items) => read_layers(&section.field(path), items),
+            _ => Err(section.wrong(path, "a list of layers", value)),
+        };
+        match (field.takes, value) {
+            (FieldType::Layers, value) => {
+                let layers = value.map_or(Ok(Vec::new()), |value| list(key, value))?;
+                // Where there must be one, this says so.
+                if layers.is_empty() {
+                    section.check_left_out(field)?;
+                }
+                branches.push(layers);
             }
-            _ => FieldValue::None,
-        }),
+            (FieldType::Lists(least), Some(Toml::Array(lists))) if lists.len() >= least => {
+                for (i, value) in lists.iter().enumerate() {
+                    branches.push(list(&format!("{key}.{i}"), value)?);
+                }
+            }
+            (FieldType::Lists(least), Some(value)) => {
+                return Err(section.wrong(key, format!("a list of at least {least} lists of layers"), value));
+            }
+            _ => {}
+        }
     }
+    Ok(branches)
 }

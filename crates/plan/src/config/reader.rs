@@ -4,11 +4,10 @@
 //! A reader written by hand, since errors are for people: each names the full field, what it takes and what was
 //! written, and what is left over after reading is either a misspelling or a setting without effect.
 
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::{Error, fields, nearest, other_names};
+pub use crate::field::FieldValues;
 use crate::field::{Field, FieldDefault, FieldType, LARGEST};
 
 /// One section while it is read.
@@ -74,14 +73,21 @@ impl<'a> Section<'a> {
     /// The same for a word that is known.
     pub(crate) fn read_with(&mut self, fields: &[Field], word: &str) -> Result<FieldValues, Error> {
         self.known.clear();
+        let values = self.read_all(fields, word)?;
+        let names: Vec<&str> = fields.iter().map(|field| field.name).collect();
+        self.finish_variant(fields[0].name, word, &names)?;
+        Ok(values)
+    }
+
+    /// The same, whatever else there is.
+    pub(super) fn read_all(&mut self, fields: &[Field], word: &str) -> Result<FieldValues, Error> {
         let mut values = Table::new();
         for field in fields.iter().filter(|field| (field.with)(word)) {
-            if let Some(value) = self.read_field(field)? {
+            let read = self.read_field(field)?;
+            if let Some(value) = read.or_else(|| field.otherwise.like(&values).cloned()) {
                 values.insert(field.name.into(), value);
             }
         }
-        let names: Vec<&str> = fields.iter().map(|field| field.name).collect();
-        self.finish_variant(fields[0].name, word, &names)?;
         Ok(FieldValues(values))
     }
 
@@ -94,7 +100,9 @@ impl<'a> Section<'a> {
         let wrong = |expected: &str| self.wrong(field.name, expected, value);
         let text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
         Ok(Some(match field.takes {
-            FieldType::Any | FieldType::Layers | FieldType::Lists(_) => value.clone(),
+            FieldType::Any => value.clone(),
+            // What holds layers is read by what reads layers.
+            FieldType::Layers | FieldType::Lists(_) => return Ok(None),
             FieldType::Integer(least, most) => match integer(value, least, most) {
                 Ok(_) => value.clone(),
                 Err(expected) => return Err(wrong(&expected)),
@@ -226,54 +234,6 @@ impl Section<'_> {
             _ => true,
         };
         other_names::ours(name).find(exists).map(String::from)
-    }
-}
-
-/// The fields of a section that were read, each with a value, or without one where it may be left out.
-#[derive(Debug)]
-pub struct FieldValues(Table);
-
-impl FieldValues {
-    /// The value of a field.
-    ///
-    /// # Panics
-    /// Where it is of another type than the field takes.
-    pub fn get<T: DeserializeOwned>(&self, key: &str) -> T {
-        self.find(key).unwrap_or_else(|| panic!("`{key}` has a value"))
-    }
-
-    /// The value of a field that may be left out.
-    ///
-    /// # Panics
-    /// Where it is of another type than the field takes.
-    pub fn find<T: DeserializeOwned>(&self, key: &str) -> Option<T> {
-        let value = self.0.get(key)?.clone();
-        Some(value.try_into().unwrap_or_else(|why| panic!("`{key}` is not what its field takes: {why}")))
-    }
-
-    /// All of them.
-    ///
-    /// # Panics
-    /// Where one is of another type than its field takes.
-    pub fn all<T: DeserializeOwned>(self) -> T {
-        self.0.try_into().unwrap_or_else(|why| panic!("a section is not what its fields take: {why}"))
-    }
-
-    /// Gives a field a value, whether it has one or not.
-    pub fn set(&mut self, key: &str, value: impl Serialize) {
-        self.0.insert(key.into(), Value::try_from(value).expect("plain data"));
-    }
-
-    /// Gives a field that was left out a value.
-    pub(crate) fn set_left_out(&mut self, key: &str, value: impl Serialize) {
-        if !self.0.contains_key(key) {
-            self.set(key, value);
-        }
-    }
-
-    /// Takes a field out.
-    pub fn remove(&mut self, key: &str) {
-        self.0.remove(key);
     }
 }
 

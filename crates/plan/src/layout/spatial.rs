@@ -94,7 +94,7 @@ impl SpatialSharder {
                 if height != width {
                     return Err(conflict(format!(
                         "a {} of {height} x {width} pixels cannot be gathered: put an adaptive pool before it",
-                        entry.word()
+                        layer.kind()
                     )));
                 }
                 // A mean over windows of one pixel each is the image.
@@ -114,7 +114,7 @@ impl SpatialSharder {
             DropoutIndices::Runs { first: own.rows.start * row, run: own.rows.len() * row, of: height * row };
         built.push(match (layer, entry.counting(elements)) {
             (_, Some(_)) if own.columns != (0..width) => {
-                let word = entry.word();
+                let word = layer.kind();
                 return Err(conflict(format!("a {word} over an image that is split along its width")));
             }
             (_, Some(counting)) => counting,

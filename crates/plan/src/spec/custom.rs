@@ -38,58 +38,54 @@ pub fn custom(input: Input, classes: usize, layers: &[WrittenLayer]) -> Result<M
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use toml::Value;
 
     use super::*;
-    use crate::field::{Field, FieldDefault, FieldType};
-    use crate::spec::{
-        Downstream, FieldValue, KINDS, LayerKind, LayerSpec, Precision, RecomputeMode, TileRole,
-    };
+    use crate::field::{Field, FieldDefault, FieldType, FieldValues};
+    use crate::spec::{Downstream, KINDS, LayerKind, LayerSpec, Precision, RecomputeMode, TileRole};
     use crate::tiles::WindowPadding;
 
     const IMAGE: Input = Input::Image { height: 28, width: 28, channels: 1 };
 
-    fn conv(output: usize, kernel: usize) -> WrittenLayer {
-        WrittenLayer::new(
-            "conv",
-            &[("output", FieldValue::Integer(output)), ("kernel", FieldValue::Integer(kernel))],
-        )
-    }
-
-    fn linear(output: usize) -> WrittenLayer {
-        WrittenLayer::new("linear", &[("output", FieldValue::Integer(output))])
+    /// A layer by its word and some fields, whatever they are; the others have their defaults.
+    fn layer(word: &str, fields: &str, branches: Vec<Vec<WrittenLayer>>) -> WrittenLayer {
+        let kind = LayerKind::find(word).unwrap();
+        let mut values = FieldValues(fields.parse().unwrap());
+        let defaults = kind.fields.iter().filter_map(|field| Some((field.name, field.otherwise.value()?)));
+        defaults.for_each(|(name, default)| values.set_left_out(name, default));
+        WrittenLayer { kind, values, branches }
     }
 
     fn plain(word: &str) -> WrittenLayer {
-        WrittenLayer::new(word, &[])
+        layer(word, "", vec![])
+    }
+
+    fn conv(output: usize, kernel: usize) -> WrittenLayer {
+        layer("conv", &format!("output = {output}\nkernel = {kernel}"), vec![])
+    }
+
+    fn linear(output: usize) -> WrittenLayer {
+        layer("linear", &format!("output = {output}"), vec![])
     }
 
     fn residual(branch: Vec<WrittenLayer>, shortcut: Vec<WrittenLayer>) -> WrittenLayer {
-        WrittenLayer::new(
-            "residual",
-            &[("branch", FieldValue::Layers(branch)), ("shortcut", FieldValue::Layers(shortcut))],
-        )
+        layer("residual", "", vec![branch, shortcut])
     }
 
-    fn branches(join: &'static str, branches: Vec<Vec<WrittenLayer>>) -> WrittenLayer {
-        WrittenLayer::new(
-            "branches",
-            &[("join", FieldValue::Word(join)), ("branches", FieldValue::Lists(branches))],
-        )
+    fn branches(join: &str, branches: Vec<Vec<WrittenLayer>>) -> WrittenLayer {
+        layer("branches", &format!("join = \"{join}\""), branches)
     }
 
     fn embedding(width: usize) -> WrittenLayer {
-        WrittenLayer::new("embedding", &[("width", FieldValue::Integer(width))])
+        layer("embedding", &format!("width = {width}"), vec![])
     }
 
     fn attention(heads: usize, kv_heads: usize) -> WrittenLayer {
-        WrittenLayer::new(
-            "attention",
-            &[("heads", FieldValue::Integer(heads)), ("kv_heads", FieldValue::Integer(kv_heads))],
-        )
+        layer("attention", &format!("heads = {heads}\nkv_heads = {kv_heads}"), vec![])
     }
 
     fn pool() -> WrittenLayer {
-        WrittenLayer::new("max_pool", &[("kernel", FieldValue::Integer(2))])
+        layer("max_pool", "kernel = 2\nstride = 2", vec![])
     }
 
     #[test]
@@ -118,13 +114,11 @@ mod tests {
     #[test]
     fn resnet8_written_by_hand_is_the_built_in_one() {
         let conv = |output, stride| {
-            let sizes = [("output", output), ("kernel", 3), ("stride", stride)];
-            let mut fields = sizes.map(|(name, n)| (name, FieldValue::Integer(n))).to_vec();
-            fields.push(("padding", FieldValue::Word("same")));
-            WrittenLayer::new("conv", &fields)
+            let fields = format!("output = {output}\nkernel = 3\nstride = {stride}\npadding = \"same\"");
+            layer("conv", &fields, vec![])
         };
-        let pooled = WrittenLayer::new("avg_pool", &[("kernel", FieldValue::Integer(2))]);
-        let padded = |n| WrittenLayer::new("pad_channels", &[("output", FieldValue::Integer(n))]);
+        let pooled = layer("avg_pool", "kernel = 2\nstride = 2", vec![]);
+        let padded = |n: usize| layer("pad_channels", &format!("output = {n}"), vec![]);
         let relu = || plain("relu");
         let mut layers = vec![conv(16, 1), residual(vec![relu(), conv(16, 1), relu(), conv(16, 1)], vec![])];
         for width in [32, 64] {
@@ -158,7 +152,7 @@ mod tests {
     #[test]
     fn a_transformer_can_be_written() {
         let branch = vec![plain("layer_norm"), linear(24), attention(2, 2), linear(8)];
-        let head = WrittenLayer::new("linear", &[("bias", FieldValue::Flag(false))]);
+        let head = layer("linear", "bias = false", vec![]);
         let layers = [embedding(8), plain("position"), residual(branch, vec![]), plain("layer_norm"), head];
         let model = custom(Input::Tokens { seq: 4, vocab: 11 }, 11, &layers).unwrap();
         assert!(model.parameters().iter().any(|p| p.name == "layers.2.branch.1.weight"));
@@ -171,12 +165,7 @@ mod tests {
     /// flops twice the products, a position.
     #[test]
     fn llama_s_layers_can_be_written() {
-        let bare = |output| {
-            WrittenLayer::new(
-                "linear",
-                &[("output", FieldValue::Integer(output)), ("bias", FieldValue::Flag(false))],
-            )
-        };
+        let bare = |output: usize| layer("linear", &format!("output = {output}\nbias = false"), vec![]);
         let qkv = branches("concat", vec![vec![bare(8)], vec![bare(4)], vec![bare(4)]]);
         let gate = branches("product", vec![vec![bare(12), plain("silu")], vec![bare(12)]]);
         let layers = [
@@ -236,29 +225,22 @@ mod tests {
     }
 
     /// Any value that a reader lets through, and sizes that it does not; every kind that there is.
-    fn any_value(field: &'static Field, inner: BoxedStrategy<WrittenLayer>) -> BoxedStrategy<FieldValue> {
-        let size = prop_oneof![8 => 0usize..6, 1 => Just(1 << 24), 1 => Just(usize::MAX)];
-        let size = size.prop_map(FieldValue::Integer).boxed();
-        let side = prop::collection::vec(inner, 0..3);
-        match (field.takes, field.otherwise) {
-            (FieldType::Integer(..), FieldDefault::Nothing) => {
-                prop_oneof![Just(FieldValue::None), size].boxed()
-            }
-            (FieldType::Integer(..), _) => size,
-            (FieldType::IntegerOr(_, _, words), _) => {
-                prop_oneof![size, prop::sample::select(words).prop_map(FieldValue::Word)].boxed()
-            }
-            (FieldType::Flag, _) => any::<bool>().prop_map(FieldValue::Flag).boxed(),
-            (FieldType::Number(_), FieldDefault::Number(default)) => {
-                Just(FieldValue::Number(default)).boxed()
-            }
-            (FieldType::Number(_), FieldDefault::Nothing) => {
-                prop_oneof![Just(FieldValue::None), Just(FieldValue::Number(100.0))].boxed()
-            }
-            (FieldType::Word(words), _) => prop::sample::select(words).prop_map(FieldValue::Word).boxed(),
-            (FieldType::Layers, _) => side.prop_map(FieldValue::Layers).boxed(),
-            (FieldType::Lists(_), _) => prop::collection::vec(side, 0..4).prop_map(FieldValue::Lists).boxed(),
+    fn any_value(field: &'static Field) -> BoxedStrategy<Option<Value>> {
+        let size = prop_oneof![8 => 0i64..6, 1 => Just(1 << 24), 1 => Just(i64::MAX)].prop_map(Value::from);
+        let word = |words| prop::sample::select::<&str>(words).prop_map(Value::from);
+        let value = match (field.takes, field.otherwise) {
+            (FieldType::Integer(..), _) => size.boxed(),
+            (FieldType::IntegerOr(_, _, words), _) => prop_oneof![size, word(words)].boxed(),
+            (FieldType::Flag, _) => any::<bool>().prop_map(Value::from).boxed(),
+            (FieldType::Number(_), FieldDefault::Number(default)) => Just(default.into()).boxed(),
+            (FieldType::Number(_), _) => Just(100.0.into()).boxed(),
+            (FieldType::Word(words), _) => word(words).boxed(),
+            (FieldType::Layers | FieldType::Lists(_), _) => return Just(None).boxed(),
             (takes, _) => panic!("no layer has a field of {takes:?}"),
+        };
+        match field.otherwise {
+            FieldDefault::Nothing => prop::option::of(value).boxed(),
+            _ => value.prop_map(Some).boxed(),
         }
     }
 
@@ -267,18 +249,25 @@ mod tests {
         inner: BoxedStrategy<WrittenLayer>,
     ) -> BoxedStrategy<WrittenLayer> {
         let layer = move |kind: &'static LayerKind| {
-            let values: Vec<_> = kind.fields.iter().map(|field| any_value(field, inner.clone())).collect();
-            values.prop_map(move |values| WrittenLayer { kind, values })
+            let values: Vec<_> = kind.fields.iter().map(any_value).collect();
+            let lists = match kind.fields.last().map(|field| field.takes) {
+                Some(FieldType::Layers) => 2..3,
+                Some(FieldType::Lists(_)) => 0..4,
+                _ => 0..1,
+            };
+            let branches = prop::collection::vec(prop::collection::vec(inner.clone(), 0..3), lists);
+            (values, branches).prop_map(move |(values, branches)| {
+                let named = kind.fields.iter().zip(values);
+                let values = named.filter_map(|(field, value)| Some((field.name.into(), value?)));
+                WrittenLayer { kind, values: FieldValues(values.collect()), branches }
+            })
         };
         prop::sample::select(kinds).prop_flat_map(layer).boxed()
     }
 
     fn any_layer() -> BoxedStrategy<WrittenLayer> {
         let leaf = |kind: &&LayerKind| kind.then != Downstream::Inside;
-        let leaves = any_of(
-            KINDS.iter().copied().filter(leaf).collect(),
-            Just(WrittenLayer::new("relu", &[])).boxed(),
-        );
+        let leaves = any_of(KINDS.iter().copied().filter(leaf).collect(), Just(plain("relu")).boxed());
         let once = any_of(KINDS.to_vec(), leaves);
         any_of(KINDS.to_vec(), once)
     }

@@ -126,7 +126,7 @@ impl TensorSharder<'_> {
                 match entry.counting(elements) {
                     Some(_) if ranges.len() > 1 => {
                         return Err(
-                            self.conflict(format!("but a {} stands before an attention", entry.word()))
+                            self.conflict(format!("but a {} stands before an attention", layer.kind()))
                         );
                     }
                     counting => counting.unwrap_or_else(|| layer.clone()),

@@ -51,8 +51,9 @@ pub(super) const GELU_ERF: LayerKind =
 pub(super) const TANH: LayerKind =
     LayerKind { word: "tanh", complete: |_, _| Ok(LayerSpec::Activation(Activation::Tanh)), ..RELU };
 
-impl LayerDescription for Activation {
-    fn word(&self) -> &'static str {
+impl Activation {
+    /// As a run file writes it.
+    pub(super) fn word(&self) -> &'static str {
         match self {
             Activation::Relu => RELU.word,
             Activation::Gelu => GELU.word,
@@ -61,7 +62,9 @@ impl LayerDescription for Activation {
             Activation::Tanh => TANH.word,
         }
     }
+}
 
+impl LayerDescription for Activation {
     fn output(&self, input: Shape) -> Result<Shape, String> {
         floats(input)
     }

@@ -60,8 +60,8 @@ pub(super) const ATTENTION: LayerKind = LayerKind {
     opens: false,
     then: Downstream::Linear,
     complete: |written, at| {
-        let heads = written.integer("heads");
-        let kv_heads = written.size("kv_heads").unwrap_or(heads);
+        let heads: usize = written.values.get("heads");
+        let kv_heads = written.values.find("kv_heads").unwrap_or(heads);
         let last = at.shape.last();
         let width = match kv_heads == heads {
             true => last / 3,
@@ -69,18 +69,14 @@ pub(super) const ATTENTION: LayerKind = LayerKind {
         };
         let norm = QkNorm { name: at.name.clone(), eps: NORM_EPS };
         Ok(LayerSpec::Attention(Attention {
-            rotary: written.optional_number("rotary").map(Rotary::new),
-            qk_norm: written.flag("qk_norm").then_some(norm),
+            rotary: written.values.find("rotary").map(Rotary::new),
+            qk_norm: written.values.get::<bool>("qk_norm").then_some(norm),
             ..Attention::new(heads, kv_heads, width)
         }))
     },
 };
 
 impl LayerDescription for Attention {
-    fn word(&self) -> &'static str {
-        ATTENTION.word
-    }
-
     fn name(&self) -> Option<&str> {
         self.qk_norm.as_ref().map(|norm| norm.name.as_str())
     }

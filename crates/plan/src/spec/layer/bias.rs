@@ -17,10 +17,6 @@ pub struct Bias {
 }
 
 impl LayerDescription for Bias {
-    fn word(&self) -> &'static str {
-        "bias"
-    }
-
     fn name(&self) -> Option<&str> {
         Some(&self.name)
     }

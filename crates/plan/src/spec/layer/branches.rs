@@ -1,6 +1,6 @@
 //! Branches from one input: added (a residual), multiplied (a gate), or concatenated.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::shape::Shape;
 use super::kind::{Downstream, LayerKind};
@@ -8,7 +8,7 @@ use super::{Activation, AttentionRole, LayerDescription, LayerKernel, LayerSpec,
 use crate::field::{layers, two_lists, word};
 
 /// What becomes of what the branches give.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BranchJoin {
     /// They are added, element by element.
@@ -20,9 +20,6 @@ pub enum BranchJoin {
 }
 
 impl BranchJoin {
-    const ALL: [(&'static str, BranchJoin); 3] =
-        [("sum", BranchJoin::Sum), ("product", BranchJoin::Product), ("concat", BranchJoin::Concat)];
-
     /// Whether the backward pass needs what each branch gives.
     pub(crate) fn reads_outputs(self) -> bool {
         self == BranchJoin::Product
@@ -112,8 +109,8 @@ pub(super) const RESIDUAL: LayerKind = LayerKind {
     opens: true,
     then: Downstream::Inside,
     complete: |written, at| {
-        let branch = |field: &str| at.branch("residual", written.layers(field), field, field);
-        Ok(LayerSpec::Residual(Residual { branch: branch("branch")?, shortcut: branch("shortcut")? }))
+        let branch = |i: usize, field| at.branch("residual", &written.branches[i], field, field);
+        Ok(LayerSpec::Residual(Residual { branch: branch(0, "branch")?, shortcut: branch(1, "shortcut")? }))
     },
 };
 
@@ -124,14 +121,11 @@ pub(super) const BRANCHES: LayerKind = LayerKind {
     opens: true,
     then: Downstream::Inside,
     complete: |written, at| {
-        let word = written.word("join");
-        let (_, join) =
-            BranchJoin::ALL.into_iter().find(|(known, _)| *known == word).expect("a word of the field");
         let branch = |(i, layers): (usize, &Vec<_>)| {
             at.branch("branches", layers, &format!("branches.{i}"), &format!("branch {i}, layer"))
         };
-        let branches = written.lists("branches").iter().enumerate().map(branch).collect::<Result<_, _>>()?;
-        Ok(LayerSpec::Branches(Branches { join, branches }))
+        let branches = written.branches.iter().enumerate().map(branch).collect::<Result<_, _>>()?;
+        Ok(LayerSpec::Branches(Branches { join: written.values.get("join"), branches }))
     },
 };
 
@@ -140,10 +134,6 @@ const JOINED: Properties =
     Properties { kernel: LayerKernel::light([0.0, 3.0], [3.0, 0.0]), ..Properties::PLAIN };
 
 impl LayerDescription for Residual {
-    fn word(&self) -> &'static str {
-        RESIDUAL.word
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         self.both().output(input)
     }
@@ -168,10 +158,6 @@ impl Residual {
 }
 
 impl LayerDescription for Branches {
-    fn word(&self) -> &'static str {
-        BRANCHES.word
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         self.all().output(input)
     }

@@ -87,10 +87,6 @@ impl SharedStatistics {
 }
 
 impl LayerDescription for SharedStatistics {
-    fn word(&self) -> &'static str {
-        "shared_statistics"
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         expect_last(input, self.channels)
     }
@@ -133,10 +129,6 @@ impl CollectiveLayer {
 }
 
 impl LayerDescription for CollectiveLayer {
-    fn word(&self) -> &'static str {
-        "exchange"
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         let input = floats(input)?;
         let (local, all) = (self.shard_sizes.get(self.rank).copied(), self.shard_sizes.iter().sum());

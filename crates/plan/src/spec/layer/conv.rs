@@ -43,25 +43,21 @@ pub(super) const CONV: LayerKind = LayerKind {
     opens: true,
     then: Downstream::Linear,
     complete: |written, at| {
-        let (input, kernel) = (at.shape.last(), written.integer("kernel"));
+        let (input, kernel): (_, usize) = (at.shape.last(), written.values.get("kernel"));
         Ok(LayerSpec::Conv(Conv {
             name: at.name.clone(),
             input,
-            output: written.integer("output"),
+            output: written.values.get("output"),
             kernel,
-            stride: written.integer("stride"),
+            stride: written.values.get("stride"),
             padding: written.padding(at.shape),
-            bias: written.flag("bias"),
+            bias: written.values.get("bias"),
             init: at.fan_in(input.saturating_mul(kernel).saturating_mul(kernel)),
         }))
     },
 };
 
 impl LayerDescription for Conv {
-    fn word(&self) -> &'static str {
-        CONV.word
-    }
-
     fn name(&self) -> Option<&str> {
         Some(&self.name)
     }

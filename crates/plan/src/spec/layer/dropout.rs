@@ -46,15 +46,11 @@ pub(super) const DROPOUT: LayerKind = LayerKind {
     opens: false,
     then: Downstream::Passes,
     complete: |written, _| {
-        Ok(LayerSpec::Dropout(Dropout { rate: written.number("rate") as f32, counted: None }))
+        Ok(LayerSpec::Dropout(Dropout { rate: written.values.get("rate"), counted: None }))
     },
 };
 
 impl LayerDescription for Dropout {
-    fn word(&self) -> &'static str {
-        DROPOUT.word
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         let input = floats(input)?;
         match (0.0..1.0).contains(&self.rate) {

@@ -56,7 +56,7 @@ pub(super) const EMBEDDING: LayerKind = LayerKind {
             Input::Tokens { vocab, .. } => vocab,
             Input::Image { .. } => 1,
         };
-        let (name, width) = (at.name.clone(), written.integer("width"));
+        let (name, width) = (at.name.clone(), written.values.get("width"));
         Ok(LayerSpec::Embedding(Embedding { name, vocab, first: 0, width, init: Init::Normal(0.02) }))
     },
 };
@@ -76,10 +76,6 @@ pub(super) const POSITION: LayerKind = LayerKind {
 };
 
 impl LayerDescription for Embedding {
-    fn word(&self) -> &'static str {
-        EMBEDDING.word
-    }
-
     fn name(&self) -> Option<&str> {
         Some(&self.name)
     }
@@ -119,10 +115,6 @@ impl LayerDescription for Embedding {
 }
 
 impl LayerDescription for PositionEmbedding {
-    fn word(&self) -> &'static str {
-        POSITION.word
-    }
-
     fn name(&self) -> Option<&str> {
         Some(&self.name)
     }

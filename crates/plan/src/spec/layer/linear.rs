@@ -62,8 +62,8 @@ pub(super) const LINEAR: LayerKind = LayerKind {
         Ok(LayerSpec::Linear(Linear {
             name: at.name.clone(),
             input,
-            output: written.size("output").unwrap_or(at.classes),
-            bias: written.flag("bias"),
+            output: written.values.find("output").unwrap_or(at.classes),
+            bias: written.values.get("bias"),
             order: WeightOrder::OutIn,
             init: at.fan_in(input),
         }))
@@ -71,10 +71,6 @@ pub(super) const LINEAR: LayerKind = LayerKind {
 };
 
 impl LayerDescription for Linear {
-    fn word(&self) -> &'static str {
-        LINEAR.word
-    }
-
     fn name(&self) -> Option<&str> {
         Some(&self.name)
     }
@@ -140,10 +136,6 @@ impl LayerDescription for Linear {
 }
 
 impl LayerDescription for TiedLinear {
-    fn word(&self) -> &'static str {
-        "tied_linear"
-    }
-
     fn tied_weight(&self) -> Option<&str> {
         Some(&self.weight)
     }

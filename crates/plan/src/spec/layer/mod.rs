@@ -35,7 +35,7 @@ pub use collective::{CollectiveLayer, CollectiveOp, ShardDim, SharedStatistics};
 pub use conv::Conv;
 pub use dropout::{Dropout, DropoutIndices};
 pub use embedding::{Embedding, PositionEmbedding};
-pub use kind::{Downstream, FieldValue, LayerContext, LayerKind, WrittenLayer, active};
+pub use kind::{Downstream, LayerContext, LayerKind, WrittenLayer, active};
 pub use linear::{Linear, TiedLinear, WeightOrder};
 pub use norm::{BatchNorm, LayerNorm, NORM_EPS, RmsNorm};
 pub use pool::{AdaptiveAvgPool, AvgPool, GlobalAvgPool, MaxPool};
@@ -142,9 +142,6 @@ pub enum LayerSpec {
 /// What a layer says of itself. Flops, parameters and what is kept are its own, without those of the layers
 /// inside it.
 pub trait LayerDescription {
-    /// The word for this kind of layer in run files and messages.
-    fn word(&self) -> &'static str;
-
     /// The shape that comes out when `input` goes in, or what is wrong.
     fn output(&self, input: Shape) -> Result<Shape, String>;
 
@@ -238,36 +235,41 @@ impl SavedForBackward {
 }
 
 impl LayerSpec {
+    /// The word for this kind of layer in run files and messages, and the file that knows it.
+    fn entry(&self) -> (&'static str, &dyn LayerDescription) {
+        match self {
+            LayerSpec::Linear(layer) => (linear::LINEAR.word, layer),
+            LayerSpec::TiedLinear(layer) => ("tied_linear", layer),
+            LayerSpec::Conv(layer) => (conv::CONV.word, layer),
+            LayerSpec::MaxPool(layer) => (pool::MAX_POOL.word, layer),
+            LayerSpec::AvgPool(layer) => (pool::AVG_POOL.word, layer),
+            LayerSpec::GlobalAvgPool => (pool::GLOBAL_AVG_POOL.word, &GlobalAvgPool),
+            LayerSpec::AdaptiveAvgPool(layer) => (pool::ADAPTIVE_AVG_POOL.word, layer),
+            LayerSpec::Flatten => (reshape::FLATTEN.word, &Flatten),
+            LayerSpec::PadChannels(layer) => (reshape::PAD_CHANNELS.word, layer),
+            LayerSpec::BatchNorm(layer) => (norm::BATCH_NORM.word, layer),
+            LayerSpec::LayerNorm(layer) => (norm::LAYER_NORM.word, layer),
+            LayerSpec::RmsNorm(layer) => (norm::RMS_NORM.word, layer),
+            LayerSpec::Activation(layer) => (layer.word(), layer),
+            LayerSpec::Dropout(layer) => (dropout::DROPOUT.word, layer),
+            LayerSpec::Embedding(layer) => (embedding::EMBEDDING.word, layer),
+            LayerSpec::PositionEmbedding(layer) => (embedding::POSITION.word, layer),
+            LayerSpec::Attention(layer) => (attention::ATTENTION.word, layer),
+            LayerSpec::Residual(layer) => (branches::RESIDUAL.word, layer),
+            LayerSpec::Branches(layer) => (branches::BRANCHES.word, layer),
+            LayerSpec::Collective(layer) => ("exchange", layer),
+            LayerSpec::FeatureSlice(layer) => ("columns", layer),
+            LayerSpec::SharedStatistics(layer) => ("shared_statistics", layer),
+            LayerSpec::Bias(layer) => ("bias", layer),
+            LayerSpec::Crop(layer) => ("crop", layer),
+            LayerSpec::Halo(layer) => ("halo", layer),
+            LayerSpec::TiledMean(layer) => ("tiled_mean", layer),
+        }
+    }
+
     /// The file that knows it.
     pub fn description(&self) -> &dyn LayerDescription {
-        match self {
-            LayerSpec::Linear(layer) => layer,
-            LayerSpec::TiedLinear(layer) => layer,
-            LayerSpec::Conv(layer) => layer,
-            LayerSpec::MaxPool(layer) => layer,
-            LayerSpec::AvgPool(layer) => layer,
-            LayerSpec::GlobalAvgPool => &GlobalAvgPool,
-            LayerSpec::AdaptiveAvgPool(layer) => layer,
-            LayerSpec::Flatten => &Flatten,
-            LayerSpec::PadChannels(layer) => layer,
-            LayerSpec::BatchNorm(layer) => layer,
-            LayerSpec::LayerNorm(layer) => layer,
-            LayerSpec::RmsNorm(layer) => layer,
-            LayerSpec::Activation(layer) => layer,
-            LayerSpec::Dropout(layer) => layer,
-            LayerSpec::Embedding(layer) => layer,
-            LayerSpec::PositionEmbedding(layer) => layer,
-            LayerSpec::Attention(layer) => layer,
-            LayerSpec::Residual(layer) => layer,
-            LayerSpec::Branches(layer) => layer,
-            LayerSpec::Collective(layer) => layer,
-            LayerSpec::FeatureSlice(layer) => layer,
-            LayerSpec::SharedStatistics(layer) => layer,
-            LayerSpec::Bias(layer) => layer,
-            LayerSpec::Crop(layer) => layer,
-            LayerSpec::Halo(layer) => layer,
-            LayerSpec::TiledMean(layer) => layer,
-        }
+        self.entry().1
     }
 
     /// What it is to those who time it, split it over ranks, run it again or prune it.
@@ -277,7 +279,7 @@ impl LayerSpec {
 
     /// The word for this kind of layer in run files and messages.
     pub fn kind(&self) -> &'static str {
-        self.description().word()
+        self.entry().0
     }
 
     /// The prefix of its parameters' names, where it has parameters of its own.

@@ -63,7 +63,7 @@ pub(super) const BATCH_NORM: LayerKind = LayerKind {
     opens: false,
     then: Downstream::Passes,
     complete: |written, at| {
-        let (name, channels, eps) = (at.name.clone(), at.shape.last(), written.number("eps") as f32);
+        let (name, channels, eps) = (at.name.clone(), at.shape.last(), written.values.get("eps"));
         Ok(LayerSpec::BatchNorm(BatchNorm { name, channels, scale: 1.0, group: 0, eps }))
     },
 };
@@ -75,8 +75,8 @@ pub(super) const LAYER_NORM: LayerKind = LayerKind {
     opens: false,
     then: Downstream::Passes,
     complete: |written, at| {
-        let (name, width, eps) = (at.name.clone(), at.shape.last(), written.number("eps") as f32);
-        Ok(LayerSpec::LayerNorm(LayerNorm { name, width, eps, bias: written.flag("bias") }))
+        let (name, width, eps) = (at.name.clone(), at.shape.last(), written.values.get("eps"));
+        Ok(LayerSpec::LayerNorm(LayerNorm { name, width, eps, bias: written.values.get("bias") }))
     },
 };
 
@@ -87,7 +87,7 @@ pub(super) const RMS_NORM: LayerKind = LayerKind {
     opens: false,
     then: Downstream::Passes,
     complete: |written, at| {
-        let (name, width, eps) = (at.name.clone(), at.shape.last(), written.number("eps") as f32);
+        let (name, width, eps) = (at.name.clone(), at.shape.last(), written.values.get("eps"));
         Ok(LayerSpec::RmsNorm(RmsNorm { name, width, eps }))
     },
 };
@@ -104,10 +104,6 @@ const OF_ROWS: Properties = Properties {
 };
 
 impl LayerDescription for BatchNorm {
-    fn word(&self) -> &'static str {
-        BATCH_NORM.word
-    }
-
     fn name(&self) -> Option<&str> {
         Some(&self.name)
     }
@@ -150,10 +146,6 @@ impl LayerDescription for BatchNorm {
 }
 
 impl LayerDescription for LayerNorm {
-    fn word(&self) -> &'static str {
-        LAYER_NORM.word
-    }
-
     fn name(&self) -> Option<&str> {
         Some(&self.name)
     }
@@ -178,10 +170,6 @@ impl LayerDescription for LayerNorm {
 }
 
 impl LayerDescription for RmsNorm {
-    fn word(&self) -> &'static str {
-        RMS_NORM.word
-    }
-
     fn name(&self) -> Option<&str> {
         Some(&self.name)
     }

@@ -52,7 +52,7 @@ pub(super) const MAX_POOL: LayerKind = LayerKind {
     opens: false,
     then: Downstream::Passes,
     complete: |written, at| {
-        let [kernel, stride] = ["kernel", "stride"].map(|field| written.integer(field));
+        let [kernel, stride] = ["kernel", "stride"].map(|field| written.values.get(field));
         Ok(LayerSpec::MaxPool(MaxPool { kernel, stride, padding: written.padding(at.shape) }))
     },
 };
@@ -65,8 +65,8 @@ pub(super) const AVG_POOL: LayerKind = LayerKind {
     then: Downstream::Passes,
     complete: |written, _| {
         Ok(LayerSpec::AvgPool(AvgPool {
-            kernel: written.integer("kernel"),
-            stride: written.integer("stride"),
+            kernel: written.values.get("kernel"),
+            stride: written.values.get("stride"),
         }))
     },
 };
@@ -86,7 +86,9 @@ pub(super) const ADAPTIVE_AVG_POOL: LayerKind = LayerKind {
     fields: &[size("size")],
     opens: false,
     then: Downstream::Passes,
-    complete: |written, _| Ok(LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size: written.integer("size") })),
+    complete: |written, _| {
+        Ok(LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size: written.values.get("size") }))
+    },
 };
 
 /// Of all of them: channel by channel.
@@ -94,10 +96,6 @@ const POOL: Properties =
     Properties { keeps_zeros: true, tensor_role: TensorRole::Between, ..Properties::PLAIN };
 
 impl LayerDescription for MaxPool {
-    fn word(&self) -> &'static str {
-        MAX_POOL.word
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         let MaxPool { kernel, stride, padding } = *self;
         if padding.most() > kernel / 2 {
@@ -127,10 +125,6 @@ impl LayerDescription for MaxPool {
 }
 
 impl LayerDescription for AvgPool {
-    fn word(&self) -> &'static str {
-        AVG_POOL.word
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         windows(image(input)?, self.kernel, self.stride, WindowPadding::default())
     }
@@ -149,10 +143,6 @@ impl LayerDescription for AvgPool {
 }
 
 impl LayerDescription for GlobalAvgPool {
-    fn word(&self) -> &'static str {
-        GLOBAL_AVG_POOL.word
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         Ok(Shape::Vector { width: image(input)?.last() })
     }
@@ -163,10 +153,6 @@ impl LayerDescription for GlobalAvgPool {
 }
 
 impl LayerDescription for AdaptiveAvgPool {
-    fn word(&self) -> &'static str {
-        ADAPTIVE_AVG_POOL.word
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         Ok(Shape::Image { height: self.size, width: self.size, channels: image(input)?.last() })
     }

@@ -48,15 +48,14 @@ pub(super) const PAD_CHANNELS: LayerKind = LayerKind {
     opens: false,
     then: Downstream::Passes,
     complete: |written, at| {
-        Ok(LayerSpec::PadChannels(PadChannels { input: at.shape.last(), output: written.integer("output") }))
+        Ok(LayerSpec::PadChannels(PadChannels {
+            input: at.shape.last(),
+            output: written.values.get("output"),
+        }))
     },
 };
 
 impl LayerDescription for Flatten {
-    fn word(&self) -> &'static str {
-        FLATTEN.word
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         let elements = image(input)?.elements();
         Ok(Shape::Vector { width: usize::try_from(elements).map_err(|_| format!("{input} is too large"))? })
@@ -68,10 +67,6 @@ impl LayerDescription for Flatten {
 }
 
 impl LayerDescription for PadChannels {
-    fn word(&self) -> &'static str {
-        PAD_CHANNELS.word
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         if self.output < self.input {
             return Err(format!("cannot pad {} channels to {}", self.input, self.output));
@@ -90,10 +85,6 @@ impl LayerDescription for PadChannels {
 }
 
 impl LayerDescription for FeatureSlice {
-    fn word(&self) -> &'static str {
-        "columns"
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         Ok(expect_last(floats(input)?, self.of)?.with_last(self.at.len()))
     }

@@ -42,30 +42,18 @@ fn sized(input: Shape, from: [usize; 2], [height, width]: [usize; 2]) -> Result<
 }
 
 impl LayerDescription for Crop {
-    fn word(&self) -> &'static str {
-        "crop"
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         sized(input, self.of, self.region.size())
     }
 }
 
 impl LayerDescription for Halo {
-    fn word(&self) -> &'static str {
-        "halo"
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         sized(input, self.0.own.size(), self.0.reads.size())
     }
 }
 
 impl LayerDescription for TiledMean {
-    fn word(&self) -> &'static str {
-        "tiled_mean"
-    }
-
     fn output(&self, input: Shape) -> Result<Shape, String> {
         let size = self.size.unwrap_or(1);
         let pooled = sized(input, self.tiles.of(self.rank).size(), [size, size])?;
