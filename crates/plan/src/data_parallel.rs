@@ -32,19 +32,19 @@ pub enum ZeroStage {
 }
 
 impl ZeroStage {
-    /// The stage of a number; none of another.
-    pub fn of(number: usize) -> Option<ZeroStage> {
-        [ZeroStage::State, ZeroStage::Gradients, ZeroStage::Weights]
-            .into_iter()
-            .find(|stage| stage.number() == number)
-    }
-
     pub fn number(self) -> usize {
         self as usize
     }
 }
 
 impl DataParallelMode {
+    /// ZeRO's stage of a number; replicas for another.
+    pub(crate) fn of_stage(number: usize) -> DataParallelMode {
+        let stages = [ZeroStage::State, ZeroStage::Gradients, ZeroStage::Weights];
+        let stage = stages.into_iter().find(|stage| stage.number() == number);
+        stage.map_or(DataParallelMode::Replicated, DataParallelMode::Sharded)
+    }
+
     /// Whether each replica has a shard of the optimizer's state.
     pub fn is_sharded(&self) -> bool {
         matches!(self, DataParallelMode::Sharded(_))

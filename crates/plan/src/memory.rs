@@ -49,50 +49,18 @@ pub struct Prediction<'a> {
     pub batch: BatchSizes,
     /// Which weights go, and when.
     pub pruning: Option<&'a Pruning>,
-    parameters: &'a [Parameter],
-    inputs: PredictionInputs,
+    /// Of the rank.
+    pub parameters: &'a [Parameter],
+    pub inputs: PredictionInputs,
     /// Weights of each parameter that stay, where some are to go.
-    kept: Option<Vec<Option<u64>>>,
+    pub kept: Option<Vec<Option<u64>>>,
     /// Whether pruning is behind, whenever it comes.
-    is_pruned: bool,
-    model_parallel: ModelParallelRank,
+    pub is_pruned: bool,
+    /// Which shards of layers it has.
+    pub model_parallel: ModelParallelRank,
 }
 
-impl<'a> Prediction<'a> {
-    /// Of a rank that has these parameters, of which so many weights stay.
-    pub fn new(
-        inputs: PredictionInputs,
-        parameters: &'a [Parameter],
-        storage: StorageForms,
-        data_parallel: DataParallelMode,
-        batch: BatchSizes,
-        pruning: Option<&'a Pruning>,
-        kept: Option<Vec<Option<u64>>>,
-    ) -> Prediction<'a> {
-        let model_parallel = ModelParallelRank::none(parameters);
-        Prediction {
-            storage,
-            data_parallel,
-            batch,
-            pruning,
-            parameters,
-            inputs,
-            kept,
-            is_pruned: false,
-            model_parallel,
-        }
-    }
-
-    /// The same once it has pruned, whenever that is.
-    pub(crate) fn once_pruned(self) -> Prediction<'a> {
-        Prediction { is_pruned: true, ..self }
-    }
-
-    /// The same for a rank that has shards of layers.
-    pub fn among(self, model_parallel: ModelParallelRank) -> Prediction<'a> {
-        Prediction { model_parallel, ..self }
-    }
-
+impl Prediction<'_> {
     /// Of the ranks of a pipeline, at the peak of each category: where pruning comes after the first step,
     /// state is dense until then.
     pub fn stages(

@@ -9,6 +9,7 @@ mod tests;
 use std::ops::Range;
 use std::time::Duration;
 
+use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::batch::BatchSizes;
@@ -19,7 +20,6 @@ use crate::device::{DeviceChoice, DeviceKind};
 use crate::error::Error;
 use crate::intervals::TrainIntervals;
 use crate::layout::{Layout, LocalModel};
-use crate::learning_rate::LearningRate;
 use crate::memory::{MemoryPlan, ModelParallelRank, Prediction, PredictionInputs, StateBytes, StatePhases};
 use crate::mesh::{Mesh, PerAxis};
 use crate::optimization::Optimization;
@@ -175,19 +175,19 @@ impl Plan {
         checks::scattering(data_parallel, &schedule)?;
         let stages_of = |(peer, local): (usize, &LocalModel), pruning: Option<&Pruning>, is_pruned: bool| {
             let kept = pruning.map(|pruning| local.kept(pruning.kept_by_parameter(&parameters)));
-            let prediction = Prediction::new(
-                PredictionInputs::of(&local.model, &local.parameters, batch.micro_batch),
-                &local.parameters,
+            let on_gpu = run.device.kind == DeviceKind::Cuda;
+            let prediction = Prediction {
+                inputs: PredictionInputs::of(&local.model, &local.parameters, batch.micro_batch),
+                parameters: &local.parameters,
                 storage,
                 data_parallel,
                 batch,
                 pruning,
                 kept,
-            );
-            let prediction = if is_pruned { prediction.once_pruned() } else { prediction };
-            let on_gpu = run.device.kind == DeviceKind::Cuda;
-            let model_parallel = ModelParallelRank::of(&layout, peer, &parameters, on_gpu);
-            prediction.among(model_parallel).stages(&local.model, &stage_blocks, &schedule)
+                is_pruned,
+                model_parallel: ModelParallelRank::of(&layout, peer, &parameters, on_gpu),
+            };
+            prediction.stages(&local.model, &stage_blocks, &schedule)
         };
         let of_ranks = |pruning: Option<&Pruning>, is_pruned| {
             let model_parallel = layout.local_models().iter().enumerate();
@@ -205,7 +205,7 @@ impl Plan {
             }
         };
         let all = |both: fn(u64, u64) -> u64| {
-            rank_memory.iter().flatten().fold(MemoryPlan::NONE, |sum, rank| sum.with(*rank, both))
+            rank_memory.iter().flatten().fold(MemoryPlan::default(), |sum, rank| sum.with(*rank, both))
         };
         Ok(Plan {
             parameters: parameters.iter().fold(0, |sum: u64, one| sum.saturating_add(one.elements())),
@@ -347,43 +347,17 @@ impl Plan {
 /// As `plan.json` has it.
 impl Serialize for Plan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Printed<'a> {
-            run: &'a ResolvedRun,
-            facts: &'a DataFacts,
-            model: &'a ModelSpec,
-            micro_batch: usize,
-            learning_rate: &'a LearningRate,
-            parameters: u64,
-            step_flops: f64,
-            memory: &'a MemoryPlan,
-            replica_memory: &'a MemoryPlan,
-            #[serde(rename = "parts")]
-            stage_blocks: &'a StageBlocks,
-        }
-        let Plan {
-            record: run,
-            facts,
-            model,
-            parameters,
-            step_flops,
-            memory,
-            replica_memory,
-            stage_blocks,
-            ..
-        } = self;
-        Printed {
-            run,
-            facts,
-            model,
-            micro_batch: self.batch.micro_batch,
-            learning_rate: &self.optimization.learning_rate,
-            parameters: *parameters,
-            step_flops: *step_flops,
-            memory,
-            replica_memory,
-            stage_blocks,
-        }
-        .serialize(serializer)
+        let mut plan = serializer.serialize_struct("Plan", 10)?;
+        plan.serialize_field("run", &self.record)?;
+        plan.serialize_field("facts", &self.facts)?;
+        plan.serialize_field("model", &self.model)?;
+        plan.serialize_field("micro_batch", &self.batch.micro_batch)?;
+        plan.serialize_field("learning_rate", &self.optimization.learning_rate)?;
+        plan.serialize_field("parameters", &self.parameters)?;
+        plan.serialize_field("step_flops", &self.step_flops)?;
+        plan.serialize_field("memory", &self.memory)?;
+        plan.serialize_field("replica_memory", &self.replica_memory)?;
+        plan.serialize_field("parts", &self.stage_blocks)?;
+        plan.end()
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Parallel, PipelineConfig, Precision, RunFile};
 use crate::batch::{BatchNormSync, BatchSizes};
-use crate::data_parallel::{DataParallelMode, ZeroStage};
+use crate::data_parallel::DataParallelMode;
 use crate::intervals::TrainIntervals;
 use crate::layout::{Mixing, Partition};
 use crate::mesh::Mesh;
@@ -81,11 +81,10 @@ impl RunFile {
     pub(crate) fn data_parallel(&self) -> DataParallelMode {
         let parallel = &self.parallel;
         match (parallel.zero, parallel.average_every) {
-            (0, 1) => DataParallelMode::Replicated,
-            (0, every) => DataParallelMode::Local { every: every as u64, after: parallel.local_after as u64 },
-            (stage, _) => {
-                ZeroStage::of(stage).map_or(DataParallelMode::Replicated, DataParallelMode::Sharded)
+            (0, every @ 2..) => {
+                DataParallelMode::Local { every: every as u64, after: parallel.local_after as u64 }
             }
+            (stage, _) => DataParallelMode::of_stage(stage),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct MemoryPlan {
     /// Weights, and the running statistics of norms, at the peak: weights that rest compressed are dense
     /// before, where passes over them say which are kept.
@@ -46,22 +46,6 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// What all-reduces begin with.
-    pub(crate) const NONE: MemoryPlan = MemoryPlan {
-        weights: 0,
-        weights_at_rest: 0,
-        gradients: 0,
-        optimizer: 0,
-        mask: 0,
-        scoring: 0,
-        setup: 0,
-        scores_beside_state: false,
-        activations: 0,
-        data: 0,
-        workspace: None,
-        communication: 0,
-    };
-
     /// Both, category by category.
     pub(crate) fn with(self, other: MemoryPlan, both: impl Fn(u64, u64) -> u64) -> MemoryPlan {
         MemoryPlan {

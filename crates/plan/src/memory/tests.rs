@@ -11,16 +11,17 @@ fn of_run(model: &ModelSpec, run: &RunFile) -> MemoryPlan {
     let (pruning, batch) = (run.prune.clone(), BatchSizes { micro_batch: 2, ..run.batch() });
     let parameters = model.parameters();
     let kept = pruning.as_ref().map(|pruning| pruning.kept_by_parameter(&parameters));
-    let inputs = PredictionInputs::of(model, &parameters, batch.micro_batch);
-    let prediction = Prediction::new(
-        inputs,
-        &parameters,
-        run.storage(),
-        run.data_parallel(),
+    let prediction = Prediction {
+        inputs: PredictionInputs::of(model, &parameters, batch.micro_batch),
+        parameters: &parameters,
+        storage: run.storage(),
+        data_parallel: run.data_parallel(),
         batch,
-        pruning.as_ref(),
+        pruning: pruning.as_ref(),
         kept,
-    );
+        is_pruned: false,
+        model_parallel: ModelParallelRank::none(&parameters),
+    };
     let schedule = ScheduleName::OneFOneB.schedule(&ScheduleOptions::new(1, 1)).unwrap();
     let full: StageBlocks = std::iter::once(0..model.blocks.len()).collect();
     prediction.stages(model, &full, &schedule).unwrap()[0]

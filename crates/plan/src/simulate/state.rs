@@ -6,7 +6,7 @@ use super::block_weights::WeightCounts;
 use super::rank_model::RankModel;
 use super::{Candidate, Simulation};
 use crate::batch::BatchSizes;
-use crate::data_parallel::{DataParallelMode, ZeroStage};
+use crate::data_parallel::DataParallelMode;
 use crate::engine::{AttentionKernel, EngineStash, EngineState};
 use crate::error::Error;
 use crate::layout::LocalModel;
@@ -41,23 +41,20 @@ pub fn memory(
                 micro_batch: candidate.micro_batch,
                 ..job.plan.batch
             };
-            let data_parallel = match candidate.zero {
-                0 => DataParallelMode::Replicated,
-                stage => ZeroStage::of(stage.into())
-                    .map_or(DataParallelMode::Replicated, DataParallelMode::Sharded),
-            };
-            let prediction = Prediction::new(
-                model.inputs(candidate.micro_batch),
-                &model.local.parameters,
+            let prediction = Prediction {
+                inputs: model.inputs(candidate.micro_batch),
+                parameters: &model.local.parameters,
                 storage,
-                data_parallel,
+                data_parallel: DataParallelMode::of_stage(candidate.zero.into()),
                 batch,
-                job.plan.pruning.as_ref(),
-                model.block_weights.kept().cloned(),
-            );
+                pruning: job.plan.pruning.as_ref(),
+                kept: model.block_weights.kept().cloned(),
+                is_pruned: false,
+                model_parallel: model.model_parallel.clone(),
+            };
             let activations =
                 |samples| model.activations(job.plan, stage_blocks, samples, candidate.recompute);
-            prediction.among(model.model_parallel.clone()).stages_with(stage_blocks, schedule, activations)?
+            prediction.stages_with(stage_blocks, schedule, activations)?
         }
         state @ EngineState::Bytes { .. } => {
             let state = state.with_moments(job.plan.storage.moments);
@@ -72,7 +69,7 @@ pub fn memory(
                 });
                 let optimizer = bytes.sum::<f64>() as u64;
                 let peak = in_flight(&schedule.ranks[rank], |chunk| stash[chunks[chunk].virtual_stage]);
-                MemoryPlan { optimizer, activations: peak.activations, ..MemoryPlan::NONE }
+                MemoryPlan { optimizer, activations: peak.activations, ..MemoryPlan::default() }
             };
             (0..schedule.stages()).map(of_rank).collect()
         }
@@ -85,7 +82,7 @@ pub fn memory(
         memory.workspace =
             Some(if job.engine.is_ours() { scratch.most(chunks) + expanded } else { job.engine.workspace });
     }
-    Ok(ranks.into_iter().max_by_key(MemoryPlan::total).unwrap_or(MemoryPlan::NONE))
+    Ok(ranks.into_iter().max_by_key(MemoryPlan::total).unwrap_or_default())
 }
 
 /// What kernels and passes of ours take for a while, as it was measured: what flows between layers, and on a
