@@ -18,18 +18,8 @@ const LIVE: &str = include_str!("live.js");
 #[derive(Debug, Clone, PartialEq)]
 pub struct Page {
     title: String,
-    blocks: Vec<PageBlock>,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-enum PageBlock {
-    Heading(String),
-    Text(String),
-    Note(String),
-    Facts(Vec<(String, String)>),
-    Table(Table),
-    Folded(String, Table),
-    Figure(Box<Figure>),
+    /// As HTML.
+    blocks: Vec<String>,
 }
 
 impl Page {
@@ -38,41 +28,46 @@ impl Page {
         Page { title: title.into(), blocks: Vec::new() }
     }
 
-    pub fn heading(&mut self, text: impl Into<String>) {
-        self.blocks.push(PageBlock::Heading(text.into()));
+    pub fn heading(&mut self, text: impl AsRef<str>) {
+        self.blocks.push(format!("<h2>{}</h2>\n", escape(text.as_ref())));
     }
 
     /// Adds a paragraph.
-    pub fn text(&mut self, text: impl Into<String>) {
-        self.blocks.push(PageBlock::Text(text.into()));
+    pub fn text(&mut self, text: impl AsRef<str>) {
+        self.blocks.push(format!("<p>{}</p>\n", escape(text.as_ref())));
     }
 
     /// Adds a paragraph that should not be overlooked.
-    pub fn note(&mut self, text: impl Into<String>) {
-        self.blocks.push(PageBlock::Note(text.into()));
+    pub fn note(&mut self, text: impl AsRef<str>) {
+        self.blocks.push(note(text.as_ref()));
     }
 
     /// The same before everything else.
-    pub fn note_first(&mut self, text: impl Into<String>) {
-        self.blocks.insert(0, PageBlock::Note(text.into()));
+    pub fn note_first(&mut self, text: impl AsRef<str>) {
+        self.blocks.insert(0, note(text.as_ref()));
     }
 
     /// Adds a few numbers that say most, each under its name.
     pub fn facts(&mut self, facts: Vec<(String, String)>) {
-        self.blocks.push(PageBlock::Facts(facts));
+        let fact = |(name, value): &(String, String)| {
+            format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(value))
+        };
+        let facts: String = facts.iter().map(fact).collect();
+        self.blocks.push(format!("<dl class=\"facts\">\n{facts}</dl>\n"));
     }
 
     pub fn table(&mut self, table: Table) {
-        self.blocks.push(PageBlock::Table(table));
+        self.blocks.push(table.html());
     }
 
     /// Adds a table that is shown when its heading is clicked.
-    pub fn folded(&mut self, heading: impl Into<String>, table: Table) {
-        self.blocks.push(PageBlock::Folded(heading.into(), table));
+    pub fn folded(&mut self, heading: impl AsRef<str>, table: Table) {
+        let (heading, table) = (escape(heading.as_ref()), table.html());
+        self.blocks.push(format!("<details><summary>{heading}</summary>\n{table}</details>\n"));
     }
 
     pub fn figure(&mut self, figure: Figure) {
-        self.blocks.push(PageBlock::Figure(Box::new(figure)));
+        self.blocks.push(figure.html());
     }
 
     /// The text of the file.
@@ -88,28 +83,7 @@ impl Page {
 
     /// What stands between the page's head and its end: what is replaced when there is something newer.
     pub fn content(&self) -> String {
-        let mut html = format!("<h1>{}</h1>\n", escape(&self.title));
-        for block in &self.blocks {
-            match block {
-                PageBlock::Heading(text) => html += &format!("<h2>{}</h2>\n", escape(text)),
-                PageBlock::Text(text) => html += &format!("<p>{}</p>\n", escape(text)),
-                PageBlock::Note(text) => html += &format!("<p class=\"note\">{}</p>\n", escape(text)),
-                PageBlock::Facts(facts) => {
-                    html += "<dl class=\"facts\">\n";
-                    for (name, value) in facts {
-                        html += &format!("<div><dt>{}</dt><dd>{}</dd></div>\n", escape(name), escape(value));
-                    }
-                    html += "</dl>\n";
-                }
-                PageBlock::Table(table) => html += &table.html(),
-                PageBlock::Folded(heading, table) => {
-                    let (heading, table) = (escape(heading), table.html());
-                    html += &format!("<details><summary>{heading}</summary>\n{table}</details>\n");
-                }
-                PageBlock::Figure(figure) => html += &figure.html(),
-            }
-        }
-        html
+        format!("<h1>{}</h1>\n{}", escape(&self.title), self.blocks.concat())
     }
 
     fn document(&self, content: &str, script: &str) -> String {
@@ -124,6 +98,10 @@ impl Page {
             style::sheet(),
         )
     }
+}
+
+fn note(text: &str) -> String {
+    format!("<p class=\"note\">{}</p>\n", escape(text))
 }
 
 #[cfg(test)]
