@@ -1,7 +1,7 @@
 //! Published training times, and the clusters and engines that predict them. For a program that prints and
 //! fits, and for a test.
 
-use espalier_plan::cluster::{Cluster, MatmulRates, builtin};
+use espalier_plan::cluster::{Cluster, Fabric, MatmulRates, builtin};
 use espalier_plan::engine::{AttentionKernel, EngineProfile};
 use espalier_plan::schedule::ScheduleName;
 use espalier_plan::search::{LayoutSearch, SearchConstraints};
@@ -113,47 +113,32 @@ fn halves(cluster: &mut Cluster) -> &mut MatmulRates {
 }
 
 fn constants() -> Vec<Constant> {
-    vec![
-        Constant {
-            name: "efficiency[2]",
-            get: |cluster, _| &mut halves(cluster).efficiency[2][1],
-            range: [0.1, 0.85],
-        },
-        Constant {
-            name: "largest efficiency",
-            get: |cluster, _| &mut halves(cluster).efficiency.last_mut().unwrap()[1],
-            range: [0.1, 0.9],
-        },
-        Constant {
-            name: "network efficiency",
-            get: |cluster, _| &mut cluster.network.as_mut().unwrap().efficiency,
-            range: [0.2, 1.0],
-        },
-        Constant {
-            name: "link efficiency",
-            get: |cluster, _| &mut cluster.node.link.as_mut().unwrap().efficiency,
-            range: [0.4, 0.9],
-        },
-        Constant {
-            name: "contention",
-            get: |cluster, _| &mut cluster.network.as_mut().unwrap().contention,
-            range: [0.0001, 5.0],
-        },
-        Constant {
-            name: "straggle",
-            get: |cluster, _| &mut cluster.network.as_mut().unwrap().straggle,
-            range: [0.0001, 0.1],
-        },
-        Constant { name: "passes", get: |_, engine| &mut engine.passes, range: [0.8, 6.0] },
-        Constant {
-            name: "attention",
-            get: |_, engine| match &mut engine.attention {
-                AttentionKernel::Fused { speed } => speed,
-                AttentionKernel::Unfused { bytes } => bytes,
-            },
-            range: [0.1, 40.0],
-        },
-    ]
+    let all: [(&str, Get, [f64; 2]); 8] = [
+        ("efficiency[2]", |cluster, _| &mut halves(cluster).efficiency[2][1], [0.1, 0.85]),
+        (
+            "largest efficiency",
+            |cluster, _| &mut halves(cluster).efficiency.last_mut().unwrap()[1],
+            [0.1, 0.9],
+        ),
+        ("network efficiency", |cluster, _| &mut network(cluster).efficiency, [0.2, 1.0]),
+        ("link efficiency", |cluster, _| &mut cluster.node.link.as_mut().unwrap().efficiency, [0.4, 0.9]),
+        ("contention", |cluster, _| &mut network(cluster).contention, [0.0001, 5.0]),
+        ("straggle", |cluster, _| &mut network(cluster).straggle, [0.0001, 0.1]),
+        ("passes", |_, engine| &mut engine.passes, [0.8, 6.0]),
+        ("attention", |_, engine| attention(engine), [0.1, 40.0]),
+    ];
+    all.map(|(name, get, range)| Constant { name, get, range }).into()
+}
+
+fn network(cluster: &mut Cluster) -> &mut Fabric {
+    cluster.network.as_mut().expect("published runs are of several nodes")
+}
+
+fn attention(engine: &mut EngineProfile) -> &mut f64 {
+    match &mut engine.attention {
+        AttentionKernel::Fused { speed } => speed,
+        AttentionKernel::Unfused { bytes } => bytes,
+    }
 }
 
 pub fn mosaic() -> Table {
