@@ -96,7 +96,7 @@ pub fn rounded(number: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Convolution, MatmulRates};
+    use super::super::MatmulRates;
     use super::*;
 
     fn took(size: f64, seconds: f64) -> OpTiming {
@@ -129,25 +129,13 @@ mod tests {
         let samples = [took(1e6, 1e-3), took(1e7, 1e-5), took(1e8, 2e-5)];
         let points = efficiency(&samples, 1e9, 1e13);
         assert_eq!(points, [[0.001, 0.01], [0.01, 0.1], [0.1, 0.5]]);
-        let matrix = MatmulRates {
-            peak_tflops: 10.0,
-            efficiency: points,
-            attention: None,
-            zeros: 1.0,
-            convolution: Convolution::Efficiency(1.0),
-        };
+        let matrix = MatmulRates::plain(10.0, points);
         assert!((matrix.seconds(1e6) / 1e-5 - 1.0).abs() < 1e-9);
     }
 
     #[test]
     fn convolutions_are_held_against_products() {
-        let matrix = MatmulRates {
-            peak_tflops: 1.0,
-            efficiency: vec![[1.0, 0.5], [10.0, 0.5]],
-            attention: None,
-            zeros: 1.0,
-            convolution: Convolution::Efficiency(1.0),
-        };
+        let matrix = MatmulRates::plain(1.0, vec![[1.0, 0.5], [10.0, 0.5]]);
         let seen = [took(1e9, 4e-3), took(2e9, 8e-3), took(4e9, 8e-3)];
         assert_eq!(share_of(|flops| matrix.seconds(flops), &seen), 0.5);
     }

@@ -337,6 +337,14 @@ fn share(points: &[[f64; 2]], size: f64) -> f64 {
 }
 
 #[cfg(test)]
+impl MatmulRates {
+    /// Of products alone.
+    fn plain(peak_tflops: f64, efficiency: Vec<[f64; 2]>) -> MatmulRates {
+        MatmulRates { peak_tflops, efficiency, attention: None, zeros: 1.0, convolution: as_products() }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -345,13 +353,7 @@ mod tests {
         let points = [[1.0, 0.2], [100.0, 0.8]];
         assert_eq!([share(&points, 1.0), share(&points, 100.0), share(&points, 1e9)], [0.2, 0.8, 0.8]);
         assert!((share(&points, 10.0) - 0.4).abs() < 1e-12);
-        let matrix = MatmulRates {
-            peak_tflops: 1e-3,
-            efficiency: points.to_vec(),
-            attention: None,
-            zeros: 1.0,
-            convolution: as_products(),
-        };
+        let matrix = MatmulRates::plain(1e-3, points.to_vec());
         // Smaller than the first: as long as that.
         assert!((matrix.seconds(1e8) / matrix.seconds(1e9) - 1.0).abs() < 1e-12);
         assert_eq!(matrix.seconds(0.0), 0.0);
@@ -361,13 +363,7 @@ mod tests {
     #[test]
     fn more_flops_never_take_less_time() {
         let efficiency = vec![[0.1, 0.02], [10.0, 0.3], [1000.0, 0.7]];
-        let matrix = MatmulRates {
-            peak_tflops: 989.0,
-            efficiency,
-            attention: None,
-            zeros: 1.0,
-            convolution: as_products(),
-        };
+        let matrix = MatmulRates::plain(989.0, efficiency);
         let seconds: Vec<f64> = (0..60).map(|i| matrix.seconds(1e7 * 1.3f64.powi(i))).collect();
         assert!(seconds.windows(2).all(|pair| pair[0] <= pair[1] * (1.0 + 1e-12)), "{seconds:?}");
     }

@@ -75,11 +75,11 @@ fn sized(name: &str) -> bool {
 
 /// The published sizes of these.
 fn published_text(name: &str) -> bool {
-    sized_gpt(name) || Llama::PRESETS.contains(&name)
+    sized_gpt(name) || Llama::preset(name).is_some()
 }
 
 fn sized_gpt(name: &str) -> bool {
-    Gpt::PRESETS.contains(&name)
+    Gpt::preset(name).is_some()
 }
 
 fn custom(name: &str) -> bool {
@@ -224,7 +224,7 @@ fn falling(name: &str) -> bool {
 
 const GOING: NumberRule =
     ("a number in [0, 1): the fraction of weights to prune", |x| (0.0..1.0).contains(&x));
-const METHODS: &[&str] = &[
+pub(super) const METHODS: &[&str] = &[
     "random",
     "magnitude",
     "gradual",
@@ -306,20 +306,10 @@ fn moving(method: &str) -> bool {
 /// The seconds of a week: whoever waits longer waits for nobody.
 const WEEK: usize = 7 * 24 * 3600;
 
-const SCHEDULES: &[&str] = &{
-    let mut words = [""; ScheduleName::ALL.len()];
-    let mut i = 0;
-    while i < words.len() {
-        words[i] = ScheduleName::ALL[i].as_str();
-        i += 1;
-    }
-    words
-};
-
 pub(super) const PARALLEL: &[Field] = &[
     optional_integer("data", 1, LARGEST).free().always().usual(),
     integer("pipeline", 1, 1, LARGEST).free().always(),
-    word("schedule", "1f1b", SCHEDULES).free().always(),
+    word("schedule", "1f1b", &ScheduleName::NAMES).free().always(),
     text("schedule_file", "the path of a schedule").free().always().path(),
     optional_integer("chunks", 1, LARGEST).free().always(),
     optional_integer("pipelines", 1, LARGEST).free().always(),

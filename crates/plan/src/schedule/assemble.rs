@@ -2,7 +2,7 @@
 //! for all of them.
 
 use super::action::PassTask;
-use super::{Action, Placement, Schedule, ScheduleOptions, Updates, agreement, messages};
+use super::{Action, Placement, Schedule, ScheduleName, ScheduleOptions, agreement, messages};
 
 impl Schedule {
     /// The same for ranks that shard the optimizer's state: each gathers after a step what the others have
@@ -17,7 +17,7 @@ impl Schedule {
 
     /// Repeats one batch's order, with a flush and a step at the end of each.
     pub(super) fn flushed(
-        name: super::ScheduleName,
+        name: ScheduleName,
         options: &ScheduleOptions,
         placement: Placement,
         order: Vec<Vec<PassTask>>,
@@ -33,7 +33,7 @@ impl Schedule {
     /// The same where ranks start the all-reduces of their chunks among the passes of a batch, in the order
     /// in which they are given.
     pub(super) fn flushed_eagerly(
-        name: super::ScheduleName,
+        name: ScheduleName,
         options: &ScheduleOptions,
         placement: Placement,
         order: Vec<Vec<PassTask>>,
@@ -57,42 +57,34 @@ impl Schedule {
             list
         };
         let lists = order.into_iter().zip(reduced).map(list).collect();
-        Schedule {
-            name: name.as_str().into(),
-            micro_batches,
-            batches,
-            updates: Updates::Flush,
-            message_driven: false,
-            ranks: agreement::fill_in(
-                &placement,
-                Updates::Flush,
-                micro_batches,
-                messages::fill_in(&placement, lists),
-            ),
-            placement,
-        }
+        Schedule::filled_in(name, options, placement, lists)
     }
 
     /// One pipeline without a flush, from every rank's passes, each with its version, and steps among them.
     pub(super) fn streamed(
-        name: super::ScheduleName,
+        name: ScheduleName,
         options: &ScheduleOptions,
         lists: Vec<Vec<Action>>,
     ) -> Schedule {
-        let &ScheduleOptions { stages, micro_batches, batches, .. } = options;
-        let placement = Placement::round_robin(stages, 1, micro_batches);
+        let placement = Placement::round_robin(options.stages, 1, options.micro_batches);
+        Schedule::filled_in(name, options, placement, lists)
+    }
+
+    fn filled_in(
+        name: ScheduleName,
+        options: &ScheduleOptions,
+        placement: Placement,
+        lists: Vec<Vec<Action>>,
+    ) -> Schedule {
+        let &ScheduleOptions { micro_batches, batches, .. } = options;
+        let (updates, lists) = (name.updates(), messages::fill_in(&placement, lists));
         Schedule {
             name: name.as_str().into(),
             micro_batches,
             batches,
-            updates: name.updates(),
+            updates,
             message_driven: false,
-            ranks: agreement::fill_in(
-                &placement,
-                name.updates(),
-                micro_batches,
-                messages::fill_in(&placement, lists),
-            ),
+            ranks: agreement::fill_in(&placement, updates, micro_batches, lists),
             placement,
         }
     }

@@ -147,19 +147,13 @@ impl ScheduleName {
         ScheduleName::Axonn,
     ];
 
+    /// As a person writes them, in the same order.
+    pub const NAMES: [&str; 9] =
+        ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "chimera-doubling", "zb-h1", "axonn"];
+
     /// As a person writes it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            ScheduleName::Gpipe => "gpipe",
-            ScheduleName::OneFOneB => "1f1b",
-            ScheduleName::Interleaved => "interleaved",
-            ScheduleName::PipeDream => "pipedream",
-            ScheduleName::TwoBw => "2bw",
-            ScheduleName::Chimera => "chimera",
-            ScheduleName::ChimeraDoubling => "chimera-doubling",
-            ScheduleName::ZbH1 => "zb-h1",
-            ScheduleName::Axonn => "axonn",
-        }
+    pub fn as_str(self) -> &'static str {
+        ScheduleName::NAMES[self as usize]
     }
 
     /// When its weights change.
@@ -173,7 +167,7 @@ impl ScheduleName {
 
     /// All names in a row.
     pub fn list() -> String {
-        ScheduleName::ALL.map(ScheduleName::as_str).join(", ")
+        ScheduleName::NAMES.join(", ")
     }
 
     /// The lists of this schedule, or what it cannot work with.
@@ -206,7 +200,7 @@ impl FromStr for ScheduleName {
         ScheduleName::ALL.into_iter().find(|known| known.as_str() == name).ok_or_else(|| {
             ScheduleError::UnknownName {
                 name: name.into(),
-                hint: nearest(name, ScheduleName::ALL.map(ScheduleName::as_str)).map(String::from),
+                hint: nearest(name, ScheduleName::NAMES).map(String::from),
             }
         })
     }

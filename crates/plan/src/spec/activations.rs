@@ -167,11 +167,28 @@ impl StageSteps {
 #[cfg(test)]
 mod tests {
     use super::super::presets::*;
-    use super::super::{BatchNorm, Conv, NORM_EPS, Residual};
+    use super::super::{Activation, BatchNorm, BlockSpec, Conv, Init, Input, NORM_EPS, Residual};
     use super::*;
 
     fn bytes(model: &ModelSpec, samples: usize, recompute: RecomputeMode) -> u64 {
         model.activation_bytes(samples, Precision::F32, recompute).unwrap()
+    }
+
+    fn conv(name: &str, input: usize, output: usize) -> LayerSpec {
+        let (name, padding, init) = (name.into(), 0.into(), Init::Constant(1.0));
+        LayerSpec::Conv(Conv { name, input, output, kernel: 1, stride: 1, padding, bias: false, init })
+    }
+
+    fn norm(channels: usize) -> LayerSpec {
+        let name = format!("n{channels}");
+        LayerSpec::BatchNorm(BatchNorm { name, channels, scale: 1.0, group: 0, eps: NORM_EPS })
+    }
+
+    /// A model of one block that reads an image of 2 x 2.
+    fn of_block(layers: Vec<LayerSpec>, classes: usize) -> ModelSpec {
+        let input = Input::Image { height: 2, width: 2, channels: 1 };
+        let blocks = vec![BlockSpec { name: "only".into(), layers }];
+        ModelSpec { name: "by-hand".into(), input, blocks, classes }
     }
 
     /// By hand: image (conv1 saves it), relu1 12x12x32 (conv2), and the vector of 1024 that a flatten makes
@@ -232,35 +249,9 @@ mod tests {
     /// The input of a projecting residual is shared: counted once although two convolutions save it.
     #[test]
     fn a_shared_edge_counts_once_and_channel_statistics_do_not_grow_with_the_batch() {
-        let conv = |name: &str| {
-            LayerSpec::Conv(Conv {
-                name: name.into(),
-                input: 1,
-                output: 1,
-                kernel: 1,
-                stride: 1,
-                padding: 0.into(),
-                bias: false,
-                init: super::super::Init::Constant(1.0),
-            })
-        };
-        let norm = LayerSpec::BatchNorm(BatchNorm {
-            name: "n".into(),
-            channels: 1,
-            scale: 1.0,
-            group: 0,
-            eps: NORM_EPS,
-        });
-        let both = LayerSpec::Residual(Residual { branch: vec![conv("a")], shortcut: vec![conv("b"), norm] });
-        let model = ModelSpec {
-            name: "shared".into(),
-            input: super::super::Input::Image { height: 2, width: 2, channels: 1 },
-            blocks: vec![super::super::BlockSpec {
-                name: "only".into(),
-                layers: vec![both, LayerSpec::GlobalAvgPool],
-            }],
-            classes: 1,
-        };
+        let shortcut = vec![conv("b", 1, 1), norm(1)];
+        let both = LayerSpec::Residual(Residual { branch: vec![conv("a", 1, 1)], shortcut });
+        let model = of_block(vec![both, LayerSpec::GlobalAvgPool], 1);
         // The input (4), the norm's input (4), the logits (1); and two statistics for the batch.
         assert_eq!(bytes(&model, 1, RecomputeMode::None), 4 * (4 + 4 + 1 + 2));
         assert_eq!(bytes(&model, 7, RecomputeMode::None), 4 * (7 * (4 + 4 + 1) + 2));
@@ -271,43 +262,10 @@ mod tests {
     /// what the first ReLU gives b.
     #[test]
     fn what_relu_behind_a_batch_norm_gives_a_convolution_is_made_again() {
-        let conv = |name: &str, input, output| {
-            LayerSpec::Conv(Conv {
-                name: name.into(),
-                input,
-                output,
-                kernel: 1,
-                stride: 1,
-                padding: 0.into(),
-                bias: true,
-                init: super::super::Init::Constant(1.0),
-            })
-        };
-        let norm = |channels| {
-            LayerSpec::BatchNorm(BatchNorm {
-                name: format!("n{channels}"),
-                channels,
-                scale: 1.0,
-                group: 0,
-                eps: NORM_EPS,
-            })
-        };
-        let relu = LayerSpec::Activation(super::super::Activation::Relu);
-        let layers = vec![
-            conv("a", 1, 3),
-            norm(3),
-            relu.clone(),
-            conv("b", 3, 5),
-            norm(5),
-            relu,
-            LayerSpec::GlobalAvgPool,
-        ];
-        let model = ModelSpec {
-            name: "again".into(),
-            input: super::super::Input::Image { height: 2, width: 2, channels: 1 },
-            blocks: vec![super::super::BlockSpec { name: "only".into(), layers }],
-            classes: 5,
-        };
+        let relu = LayerSpec::Activation(Activation::Relu);
+        let first = [conv("a", 1, 3), norm(3), relu.clone()];
+        let second = [conv("b", 3, 5), norm(5), relu, LayerSpec::GlobalAvgPool];
+        let model = of_block(first.into_iter().chain(second).collect(), 5);
         let edges = 4 + 4 * 3 + 4 * 5 + 4 * 5 + 5;
         assert_eq!(bytes(&model, 7, RecomputeMode::None), 4 * (7 * edges + 6 + 10));
         // Deferred: the image and a's gradient; b's input made again, and its gradient.

@@ -81,7 +81,12 @@ pub(super) fn weight_and_bias(
         embedding: false,
         output_dim: 0,
     }];
-    all.extend(bias.map(|width| Parameter {
+    all.extend(bias.map(|width| self::bias(name, width)));
+    all
+}
+
+pub(super) fn bias(name: &str, width: usize) -> Parameter {
+    Parameter {
         name: format!("{name}.bias"),
         shape: vec![width],
         init: Init::Constant(0.0),
@@ -89,8 +94,7 @@ pub(super) fn weight_and_bias(
         decays: false,
         embedding: false,
         output_dim: 0,
-    }));
-    all
+    }
 }
 
 /// How the elements of a parameter start.

@@ -61,14 +61,6 @@ fn pipelines_that_cannot_be() {
 }
 
 #[test]
-fn a_pipeline_is_written_as_it_was_read() {
-    let text = "[train]\nbatch = 8\nmicro_batches = 4\n[parallel]\npipeline = 2\nschedule = \"interleaved\"\nchunks = 2\ncut = [1, 2, 3]";
-    let run = RunFile::parse(text, &[]).unwrap();
-    assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
-    assert_eq!(run.parallel.stages(), 2);
-}
-
-#[test]
 fn state_that_cannot_be_shared_and_ranks_that_cannot_go_apart() {
     let sentence = |fields: &str| {
         RunFile::parse(&format!("[train]\nbatch = 8\n[parallel]\n{fields}"), &[]).unwrap_err().to_string()
@@ -92,13 +84,6 @@ fn state_that_cannot_be_shared_and_ranks_that_cannot_go_apart() {
     insta::assert_snapshot!(sentence("data = 2\nzero = 3\npipeline = 2\nschedule = \"pipedream\""), @r#"`parallel.zero` is 3, but with `parallel.schedule` = "pipedream" weights change while micro-batches are in flight: use a schedule that flushes every step"#);
     insta::assert_snapshot!(sentence("data = 2\nzero = 3\naverage_every = 4"), @"`parallel.zero` is 3, but with `parallel.average_every` = 4 each rank takes its own steps and needs its full state");
     insta::assert_snapshot!(sentence("data = 2\nzero = 4"), @"`parallel.zero` must be true, false, 0, 1, 2 or 3, got 4");
-    for fields in
-        ["zero = true", "zero = 2", "zero = 3", "average_every = 5", "average_every = 5\nlocal_after = 20"]
-    {
-        let run =
-            RunFile::parse(&format!("[train]\nbatch = 8\n[parallel]\ndata = 2\n{fields}"), &[]).unwrap();
-        assert_eq!(RunFile::parse(&run.to_toml().unwrap(), &[]).unwrap(), run);
-    }
 }
 
 #[test]
@@ -107,6 +92,7 @@ fn a_run_on_many_ranks_has_one_on_one() {
                 [parallel]\ndata = 4\npipeline = 2\nzero = true";
     let run = RunFile::parse(text, &[]).unwrap();
     let single = run.single_rank();
+    assert_eq!(run.parallel.stages(), 2);
     assert_eq!(
         (single.parallel.data, single.parallel.stages(), single.batch().micro_batch),
         (1, 1, run.batch().micro_batch)

@@ -2,8 +2,7 @@
 
 use serde::Serialize;
 
-use super::super::Init;
-use super::super::parameter::Parameter;
+use super::super::parameter::{Parameter, bias};
 use super::super::shape::Shape;
 use super::{GradientReads, LayerDescription, LayerKernel, Properties, expect_last, floats};
 
@@ -26,15 +25,7 @@ impl LayerDescription for Bias {
     }
 
     fn parameters(&self) -> Vec<Parameter> {
-        vec![Parameter {
-            name: format!("{}.bias", self.name),
-            shape: vec![self.width],
-            init: Init::Constant(0.0),
-            prunable: false,
-            decays: false,
-            embedding: false,
-            output_dim: 0,
-        }]
+        vec![bias(&self.name, self.width)]
     }
 
     fn properties(&self) -> Properties {
