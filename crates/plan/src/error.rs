@@ -73,3 +73,20 @@ pub enum Error {
     #[error("`model`: {0}")]
     Shape(#[from] ShapeError),
 }
+
+impl Error {
+    /// Two settings, or a setting and the data, that contradict each other.
+    pub fn conflict(field: impl Into<String>, problem: impl Into<String>) -> Error {
+        Error::Conflict { field: field.into(), problem: problem.into() }
+    }
+
+    /// A setting that would change nothing.
+    pub fn no_effect(field: impl Into<String>, why: impl Into<String>) -> Error {
+        Error::NoEffect { field: field.into(), why: why.into() }
+    }
+
+    /// A value of the wrong type, or an impossible one.
+    pub fn value(field: impl Into<String>, expected: impl Into<String>, got: impl Into<String>) -> Error {
+        Error::Value { field: field.into(), expected: expected.into(), got: got.into(), hint: None }
+    }
+}

@@ -53,7 +53,17 @@ impl<'a> Section<'a> {
 
     /// "must be ..., got ..." for a key.
     pub fn wrong(&self, key: &str, expected: impl Into<String>, got: &Value) -> Error {
-        Error::Value { field: self.field(key), expected: expected.into(), got: show(got), hint: None }
+        Error::value(self.field(key), expected, show(got))
+    }
+
+    /// The error for a field that contradicts something.
+    pub(crate) fn conflict(&self, key: &str, problem: impl Into<String>) -> Error {
+        Error::conflict(self.field(key), problem)
+    }
+
+    /// The error for a field that would change nothing.
+    pub(crate) fn no_effect(&self, key: &str, why: impl Into<String>) -> Error {
+        Error::no_effect(self.field(key), why)
     }
 
     /// Reads all of some fields, and refuses what is none of them.
@@ -213,7 +223,7 @@ impl<'a> Section<'a> {
             fields.dedup();
             let fields = if fields.is_empty() { "none".into() } else { fields.join(", ") };
             let why = format!("with `{}` = \"{word}\", whose fields are: {fields}", self.field(key));
-            return Err(Error::NoEffect { field, why });
+            return Err(Error::no_effect(field, why));
         }
         let near = |keys: &[&str]| nearest(left, keys.iter().copied()).map(|near| self.field(near));
         let of_run_file = |hint: &dyn Fn() -> Option<String>| if self.is_of_run_file { hint() } else { None };
