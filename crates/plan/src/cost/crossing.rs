@@ -52,15 +52,8 @@ mod tests {
 
     fn square(width: usize) -> LayerSizes {
         let linear = |name: &str| {
-            let (input, output, init) = (width, width, Init::Constant(0.0));
-            LayerSpec::Linear(Linear {
-                name: name.into(),
-                input,
-                output,
-                bias: false,
-                order: WeightOrder::OutIn,
-                init,
-            })
+            let (name, order, init) = (name.into(), WeightOrder::OutIn, Init::Constant(0.0));
+            LayerSpec::Linear(Linear { name, input: width, output: width, bias: false, order, init })
         };
         let mut model: ModelSpec = crate::spec::presets::mlp((1, 1, width), &[], width);
         model.blocks[0].layers = vec![LayerSpec::Flatten, linear("first"), linear("second")];

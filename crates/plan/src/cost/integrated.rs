@@ -26,6 +26,7 @@ use crate::pruning::Pruning;
 use crate::spec::{BranchJoin, LayerSpec, ModelSpec, Shape, TensorRole, TileRole};
 
 pub use self::run::IntegratedGroup;
+use self::table::ActivationSplit::{Features, Replicated, Rows, Samples};
 pub use self::table::{ActivationSplit, LayerSplit};
 use self::table::{CostedRoute, RouteStep, RouteTable};
 
@@ -60,17 +61,8 @@ impl Integrated {
         Integrated::on(model, pruning, at, None)
     }
 
-    /// The cheapest of those that a group of ranks can run.
-    pub(crate) fn of_run(
-        model: &ModelSpec,
-        pruning: Option<&Pruning>,
-        at: &Setting,
-        group: &IntegratedGroup,
-    ) -> Option<Integrated> {
-        Integrated::on(model, pruning, at, Some(group))
-    }
-
-    fn on(
+    /// The same on a group of ranks, where there is one: of those mixtures that it can run.
+    pub(crate) fn on(
         model: &ModelSpec,
         pruning: Option<&Pruning>,
         at: &Setting,
@@ -86,9 +78,7 @@ impl Integrated {
         });
         found.min_by(|a, b| a.seconds.total_cmp(&b.seconds))
     }
-}
 
-impl Integrated {
     /// Which layers are by what: `features.0 to features.10 data-parallel, classifier.1 model-parallel`.
     pub fn sentence(&self) -> String {
         /// Of more changes than these the first are named.
@@ -174,17 +164,17 @@ impl CostWalk<'_> {
         let at = self.at;
         match split {
             // In a run they are gathered, so that every rank has the loss of the batch.
-            ActivationSplit::Samples if self.group.is_some() => {
+            Samples if self.group.is_some() => {
                 Some(all_gather(at.ranks, at.of_batch(logits.elements() as f64)))
             }
-            ActivationSplit::Samples | ActivationSplit::Replicated => Some(Cost::FREE),
-            ActivationSplit::Features if self.group.is_some() && !has_head => None,
+            Samples | Replicated => Some(Cost::FREE),
+            Features if self.group.is_some() && !has_head => None,
             // The largest of each row and the sum of exponentials, over ranks.
-            ActivationSplit::Features => Some(
+            Features => Some(
                 at.all_reduced(at.of_batch(logits.rows() as f64))
                     + at.all_reduced(at.of_batch(logits.rows() as f64)),
             ),
-            ActivationSplit::Rows => None,
+            Rows => None,
         }
     }
 
@@ -232,9 +222,7 @@ impl CostWalk<'_> {
             let inside = all.unwrap_or(RouteTable::NONE);
             let mut table = RouteTable::NONE;
             // The features of branches are not those of their concatenation.
-            let cannot = |to| {
-                self.group.is_some() && branches.join == BranchJoin::Concat && to == ActivationSplit::Features
-            };
+            let cannot = |to| self.group.is_some() && branches.join == BranchJoin::Concat && to == Features;
             for (from, to, found) in inside.routes().filter(|(_, to, _)| !cannot(*to)).collect::<Vec<_>>() {
                 let step = self.note(RouteStep::Layer(LayerSplit { from, to }, None));
                 let found = self.then(CostedRoute { cost: Cost::FREE, step: Some(step) }, found);
@@ -260,22 +248,17 @@ impl CostWalk<'_> {
         let by_inputs = (at.ranks <= features.input).then(|| at.all_reduced(output));
         // Ids are no features: a rank that has some rows of a table reads all of them.
         let reads = match layer.properties().tensor_role {
-            TensorRole::RowParallel => ActivationSplit::Replicated,
-            _ => ActivationSplit::Features,
+            TensorRole::RowParallel => Replicated,
+            _ => Features,
         };
         let by_outputs = (at.ranks <= features.output)
             .then(|| sizes.input_gradient(at).map_or(Cost::FREE, |sum| at.cost(sum)));
         let mut table = RouteTable::NONE;
         let options = [
-            (
-                ActivationSplit::Samples,
-                ActivationSplit::Samples,
-                Parallelism::Data,
-                sizes.cost(Parallelism::Data, at),
-            ),
-            (ActivationSplit::Rows, ActivationSplit::Rows, Parallelism::Domain, self.by_domain(sizes)),
-            (ActivationSplit::Replicated, ActivationSplit::Features, Parallelism::Model, by_outputs),
-            (reads, ActivationSplit::Replicated, Parallelism::Model, by_inputs),
+            (Samples, Samples, Parallelism::Data, sizes.cost(Parallelism::Data, at)),
+            (Rows, Rows, Parallelism::Domain, self.by_domain(sizes)),
+            (Replicated, Features, Parallelism::Model, by_outputs),
+            (reads, Replicated, Parallelism::Model, by_inputs),
         ];
         for (from, to, by, cost) in options {
             let stop = LayerSplit { from, to };
@@ -294,7 +277,7 @@ impl CostWalk<'_> {
     /// `tiles`' to say.
     fn by_domain(&self, sizes: &LayerSizes) -> Option<Cost> {
         let slabs = sizes.cost(Parallelism::Domain, self.at);
-        let tiles = self.group.filter(|group| group.begins() == ActivationSplit::Rows);
+        let tiles = self.group.filter(|group| group.begins() == Rows);
         slabs.or_else(|| tiles.map(|_| self.at.cost(sizes.weight_gradient())))
     }
 
@@ -309,11 +292,11 @@ impl CostWalk<'_> {
         let sum = ends.then(|| at.all_reduced(at.of_batch(sizes.output as f64)));
         let mut table = RouteTable::NONE;
         for (from, to, cost) in [
-            (ActivationSplit::Samples, ActivationSplit::Samples, sizes.cost(Parallelism::Data, at)),
-            (ActivationSplit::Rows, ActivationSplit::Rows, self.by_domain(sizes)),
-            (ActivationSplit::Rows, ActivationSplit::Replicated, sum),
-            (ActivationSplit::Features, ActivationSplit::Features, features),
-            (ActivationSplit::Replicated, ActivationSplit::Replicated, sizes.cost(Parallelism::Model, at)),
+            (Samples, Samples, sizes.cost(Parallelism::Data, at)),
+            (Rows, Rows, self.by_domain(sizes)),
+            (Rows, Replicated, sum),
+            (Features, Features, features),
+            (Replicated, Replicated, sizes.cost(Parallelism::Model, at)),
         ] {
             let stop = LayerSplit { from, to };
             let can = self.group.is_none_or(|group| group.passes(layer, stop));
@@ -332,7 +315,7 @@ impl CostWalk<'_> {
         let mut table = RouteTable::NONE;
         for from in ActivationSplit::ALL {
             for to in ActivationSplit::ALL {
-                let rows = [from, to].contains(&ActivationSplit::Rows);
+                let rows = [from, to].contains(&Rows);
                 let is_impossible = rows && !matches!(shape, Shape::Image { .. });
                 if is_impossible || self.group.is_some_and(|group| !group.moves(from, to)) {
                     continue;
@@ -340,8 +323,8 @@ impl CostWalk<'_> {
                 // A slice of what a rank has costs nothing.
                 let cost_of = |from, to| match (from, to) {
                     (from, to) if from == to => Cost::FREE,
-                    (ActivationSplit::Replicated, _) => Cost::FREE,
-                    (_, ActivationSplit::Replicated) => all_gather(at.ranks, words),
+                    (Replicated, _) => Cost::FREE,
+                    (_, Replicated) => all_gather(at.ranks, words),
                     _ => all_to_all(at.ranks, words),
                 };
                 let gradient = if back { cost_of(to, from) } else { Cost::FREE };

@@ -6,7 +6,7 @@
 //! those on which the layers that a person names are by model and the others are not. The layout follows it:
 //! `tensor::route` has the layers.
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::cost::integrated::IntegratedGroup;
 use crate::cost::{AllReduce, AlphaBeta, Integrated, Setting};
@@ -18,22 +18,14 @@ use crate::spec::{Input, ModelSpec, Named};
 const FIELD: &str = "parallel.integrated";
 
 /// Who says which layers are by model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Mixture {
     /// The alpha-beta model.
     Auto,
     /// A person.
+    #[serde(untagged)]
     ByModel(Named),
-}
-
-/// As it is written.
-impl Serialize for Mixture {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Mixture::Auto => serializer.serialize_str("auto"),
-            Mixture::ByModel(named) => named.serialize(serializer),
-        }
-    }
 }
 
 /// What a mixture is found by.
@@ -54,21 +46,16 @@ impl Mixing {
     pub(super) fn find(&self, model: &ModelSpec, axis: Axis, ranks: usize) -> Result<Integrated, Error> {
         if !matches!(model.input, Input::Image { .. }) {
             let why = format!("with `model.name` = \"{}\", which has no convolutions", model.name);
-            return Err(Error::NoEffect { field: FIELD.into(), why });
+            return Err(Error::no_effect(FIELD, why));
         }
         let by_model = match &self.mixture {
             Mixture::Auto => None,
             Mixture::ByModel(named) => Some(named.clone()),
         };
         if let Some(name) = by_model.as_ref().and_then(|named| named.unknown(&products(model))) {
-            return Err(Error::Value {
-                field: FIELD.into(),
-                expected:
-                    "\"auto\", or names of convolutions and linear layers, or what such names begin with"
-                        .into(),
-                got: format!("\"{name}\""),
-                hint: None,
-            });
+            let expected =
+                "\"auto\", or names of convolutions and linear layers, or what such names begin with";
+            return Err(Error::value(FIELD, expected, format!("\"{name}\"")));
         }
         let at = Setting {
             ranks,
@@ -77,9 +64,8 @@ impl Mixing {
             all_reduce: AllReduce::Ring,
         };
         let group = IntegratedGroup { axis, by_model };
-        Integrated::of_run(model, self.pruning.as_ref(), &at, &group).ok_or_else(|| Error::Conflict {
-            field: FIELD.into(),
-            problem: format!("cannot be: some layer cannot be split over {ranks} ranks"),
+        Integrated::on(model, self.pruning.as_ref(), &at, Some(&group)).ok_or_else(|| {
+            Error::conflict(FIELD, format!("cannot be: some layer cannot be split over {ranks} ranks"))
         })
     }
 }

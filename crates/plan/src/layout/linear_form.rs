@@ -1,11 +1,12 @@
 //! How linear layers that are cut follow each other.
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::spec::{LayerSpec, ModelSpec, Named, TensorRole};
 
 /// How linear layers are cut over tensor ranks.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum LinearForm {
     /// Two behind one another are a pair, of columns and of rows, with one all-reduce forward and one backward
     /// (Shoeybi et al. 2019).
@@ -14,6 +15,7 @@ pub enum LinearForm {
     /// Each by itself by its columns: an all-gather forward, an all-reduce backward (Gholami et al. 2018).
     Plain,
     /// These by themselves, the others in pairs.
+    #[serde(untagged)]
     PlainFor(Named),
 }
 
@@ -33,17 +35,6 @@ impl LinearForm {
         let mut names = Vec::new();
         model.for_each(&mut |layer| names.extend(linear_name(layer).map(String::from)));
         named.unknown(&names)
-    }
-}
-
-/// As it is written.
-impl Serialize for LinearForm {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            LinearForm::Paired => serializer.serialize_str("paired"),
-            LinearForm::Plain => serializer.serialize_str("plain"),
-            LinearForm::PlainFor(named) => named.serialize(serializer),
-        }
     }
 }
 

@@ -156,23 +156,19 @@ impl Layout {
         match model.input {
             Input::Image { .. } if sequence => {
                 let why = format!("with `model.name` = \"{}\", which reads no sequence", model.name);
-                return Err(Error::NoEffect { field: "parallel.sequence".into(), why });
+                return Err(Error::no_effect("parallel.sequence", why));
             }
             Input::Tokens { seq, .. } if sequence && seq < tensor => {
                 let problem = format!(
                     "is {tensor}, but a sequence of {seq} positions cannot be split into so many shards"
                 );
-                return Err(Error::Conflict { field: "parallel.tensor".into(), problem });
+                return Err(Error::conflict("parallel.tensor", problem));
             }
             _ => {}
         }
         if let Some(name) = linear.unknown(model) {
-            return Err(Error::Value {
-                field: "parallel.linear".into(),
-                expected: "of linear layers' names in the model, or what such names begin with".into(),
-                got: format!("\"{name}\""),
-                hint: None,
-            });
+            let expected = "of linear layers' names in the model, or what such names begin with";
+            return Err(Error::value("parallel.linear", expected, format!("\"{name}\"")));
         }
         let tiles = grid[0] * grid[1];
         let (axis, group) = if tiles > 1 { (Axis::Spatial, tiles) } else { (Axis::Tensor, tensor) };

@@ -34,7 +34,7 @@ pub(crate) fn shard(
 ) -> Result<(ModelSpec, HashSet<String>), Error> {
     let Input::Image { height, width, .. } = model.input else {
         let why = format!("with `model.name` = \"{}\", which reads no images", model.name);
-        return Err(Error::NoEffect { field: "parallel.spatial".into(), why });
+        return Err(Error::no_effect("parallel.spatial", why));
     };
     let layers: Vec<LayerSpec> = model.blocks.iter().flat_map(|block| block.layers.clone()).collect();
     let tiles = TileGrid::cut([height, width], grid, &strides(&layers));
@@ -178,5 +178,5 @@ impl SpatialSharder {
 }
 
 fn conflict(problem: String) -> Error {
-    Error::Conflict { field: "parallel.spatial".into(), problem: format!("does not fit: {problem}") }
+    Error::conflict("parallel.spatial", format!("does not fit: {problem}"))
 }

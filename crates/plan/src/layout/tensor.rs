@@ -28,9 +28,7 @@ pub(super) use self::route::follow;
 use super::{ClassShard, LinearForm, Shard, through};
 use crate::error::Error;
 use crate::mesh::Axis;
-use crate::spec::{
-    CollectiveOp, DropoutIndices, LayerSpec, ModelSpec, Parameter, Shape, ShardDim, TensorRole,
-};
+use crate::spec::{DropoutIndices, LayerSpec, ModelSpec, Parameter, Shape, TensorRole};
 use crate::split::split;
 
 /// What one of several ranks along the tensor axis has.
@@ -121,11 +119,7 @@ impl TensorSharder<'_> {
                 built.extend(self.enter(shape));
                 built.push(halo.clone());
                 built.push(self.split_outputs(next, &[self.local_range(outputs)], false));
-                built.push(self.collective(
-                    CollectiveOp::AllGather(ShardDim::Last),
-                    CollectiveOp::Slice(ShardDim::Last),
-                    outputs,
-                ));
+                built.push(self.gather_features(outputs));
                 2
             } else if let Some(pair) = self.pair(rest, shape, ends)? {
                 self.run_pair(&pair, &rest[..=pair.end], shape, &mut built)?;
@@ -176,11 +170,7 @@ impl TensorSharder<'_> {
                         own: range,
                     })
                 }
-                false => built.push(self.collective(
-                    CollectiveOp::AllGather(ShardDim::Last),
-                    CollectiveOp::Slice(ShardDim::Last),
-                    outputs,
-                )),
+                false => built.push(self.gather_features(outputs)),
             }
         } else if is_head {
             built.extend(self.gathered(shape));
@@ -233,10 +223,7 @@ impl TensorSharder<'_> {
     }
 
     fn conflict(&self, problem: String) -> Error {
-        Error::Conflict {
-            field: "parallel.tensor".into(),
-            problem: format!("is {}, {problem}", self.tensor_split.ranks),
-        }
+        Error::conflict("parallel.tensor", format!("is {}, {problem}", self.tensor_split.ranks))
     }
 }
 

@@ -4,7 +4,8 @@
 //! every image, which only a pool or a flatten ends. Features are those of the last dimension, so a flatten,
 //! which puts channels of many pixels side by side, wants all of them.
 
-use super::{ActivationSplit, LayerSplit};
+use super::ActivationSplit::{self, Features, Replicated, Rows, Samples};
+use super::LayerSplit;
 use crate::mesh::Axis;
 use crate::spec::{LayerSpec, Named, TensorRole, TileRole};
 
@@ -20,21 +21,17 @@ pub struct IntegratedGroup {
 impl IntegratedGroup {
     /// How what is read of the data is split.
     pub(super) fn begins(&self) -> ActivationSplit {
-        if self.axis == Axis::Spatial { ActivationSplit::Rows } else { ActivationSplit::Replicated }
+        if self.axis == Axis::Spatial { Rows } else { Replicated }
     }
 
     /// Whether a layer that multiplies can, and may, go so.
     pub(super) fn multiplies(&self, layer: &LayerSpec, name: &str, stop: LayerSplit) -> bool {
-        let by_model = matches!(
-            stop,
-            LayerSplit { to: ActivationSplit::Features, .. }
-                | LayerSplit { from: ActivationSplit::Features, .. }
-        );
+        let by_model = matches!(stop, LayerSplit { to: Features, .. } | LayerSplit { from: Features, .. });
         let may = self.by_model.as_ref().is_none_or(|named| named.means(name) == by_model);
         // Convolutions are split by their outputs alone.
         let can = match layer.properties().tensor_role {
-            TensorRole::ColumnOrRowParallel => stop.from != ActivationSplit::Rows,
-            TensorRole::ColumnParallel => stop.from != ActivationSplit::Features,
+            TensorRole::ColumnOrRowParallel => stop.from != Rows,
+            TensorRole::ColumnParallel => stop.from != Features,
             _ => !by_model,
         };
         may && can
@@ -43,15 +40,15 @@ impl IntegratedGroup {
     /// Whether a layer that does not multiply can go so.
     pub(super) fn passes(&self, layer: &LayerSpec, stop: LayerSplit) -> bool {
         match stop.from {
-            ActivationSplit::Rows => ends_tiles(layer) == (stop.to == ActivationSplit::Replicated),
-            ActivationSplit::Features => layer.properties().tensor_role.is_between(),
-            ActivationSplit::Samples | ActivationSplit::Replicated => true,
+            Rows => ends_tiles(layer) == (stop.to == Replicated),
+            Features => layer.properties().tensor_role.is_between(),
+            Samples | Replicated => true,
         }
     }
 
     /// Whether an activation can be moved so.
     pub(super) fn moves(&self, from: ActivationSplit, to: ActivationSplit) -> bool {
-        from == to || ![from, to].contains(&ActivationSplit::Rows)
+        from == to || ![from, to].contains(&Rows)
     }
 }
 

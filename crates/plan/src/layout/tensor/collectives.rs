@@ -25,44 +25,41 @@ impl TensorSharder<'_> {
 
     /// Before a layer that is split by its outputs; nothing where nobody wants the gradient of what it reads.
     pub(super) fn enter(&self, shape: Shape) -> Option<LayerSpec> {
-        if self.splits_sequence(shape) {
-            let (forward, backward) = (
-                CollectiveOp::AllGather(ShardDim::Sequence),
-                CollectiveOp::ReduceScatter(ShardDim::Sequence),
-            );
-            return Some(self.collective(forward, backward, positions(shape)));
+        match self.splits_sequence(shape) {
+            true => Some(self.of_sequence([CollectiveOp::AllGather, CollectiveOp::ReduceScatter], shape)),
+            false => {
+                self.trained.then(|| self.collective(CollectiveOp::Identity, CollectiveOp::AllReduce, 0))
+            }
         }
-        self.trained.then(|| self.collective(CollectiveOp::Identity, CollectiveOp::AllReduce, 0))
     }
 
     /// Behind a layer that is split by its inputs.
     pub(super) fn leave(&self, shape: Shape) -> LayerSpec {
         match self.splits_sequence(shape) {
-            true => {
-                let (forward, backward) = (
-                    CollectiveOp::ReduceScatter(ShardDim::Sequence),
-                    CollectiveOp::AllGather(ShardDim::Sequence),
-                );
-                self.collective(forward, backward, positions(shape))
-            }
+            true => self.of_sequence([CollectiveOp::ReduceScatter, CollectiveOp::AllGather], shape),
             false => self.collective(CollectiveOp::AllReduce, CollectiveOp::Identity, 0),
         }
     }
 
     /// Before a layer that every rank runs on the full sequence: all have the same gradient.
     pub(super) fn gathered(&self, shape: Shape) -> Option<LayerSpec> {
-        let (forward, backward) =
-            (CollectiveOp::AllGather(ShardDim::Sequence), CollectiveOp::Slice(ShardDim::Sequence));
-        self.splits_sequence(shape).then(|| self.collective(forward, backward, positions(shape)))
+        let gather = || self.of_sequence([CollectiveOp::AllGather, CollectiveOp::Slice], shape);
+        self.splits_sequence(shape).then(gather)
     }
 
     /// Behind such a layer: each rank continues with its slice of the sequence.
     pub(super) fn sliced(&self, shape: Shape) -> LayerSpec {
-        self.collective(
-            CollectiveOp::Slice(ShardDim::Sequence),
-            CollectiveOp::AllGather(ShardDim::Sequence),
-            positions(shape),
-        )
+        self.of_sequence([CollectiveOp::Slice, CollectiveOp::AllGather], shape)
+    }
+
+    /// Of the outputs of a layer that is split by them.
+    pub(super) fn gather_features(&self, outputs: usize) -> LayerSpec {
+        let (forward, backward) = (CollectiveOp::AllGather, CollectiveOp::Slice);
+        self.collective(forward(ShardDim::Last), backward(ShardDim::Last), outputs)
+    }
+
+    fn of_sequence(&self, [forward, backward]: [fn(ShardDim) -> CollectiveOp; 2], shape: Shape) -> LayerSpec {
+        self.collective(forward(ShardDim::Sequence), backward(ShardDim::Sequence), positions(shape))
     }
 }
 

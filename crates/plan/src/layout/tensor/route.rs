@@ -11,7 +11,8 @@
 use std::convert::Infallible;
 
 use super::{ClassShard, ShardedModel, TensorSharder, finish};
-use crate::cost::integrated::{ActivationSplit, LayerSplit};
+use crate::cost::integrated::ActivationSplit::{self, Features, Replicated, Rows, Samples};
+use crate::cost::integrated::LayerSplit;
 use crate::layout::{Shard, norms};
 use crate::spec::{CollectiveOp, DropoutIndices, LayerSpec, ModelSpec, Parameter, Shape, ShardDim};
 
@@ -25,17 +26,17 @@ pub(in crate::layout) fn follow(
     let mut sharder = TensorSharder::new(tensor_split);
     let (mut local, mut stops) = (model.clone(), route.iter());
     let mut shape = model.input.shape();
-    let mut split = route.first().map_or(ActivationSplit::Replicated, |stop| match stop.from {
-        ActivationSplit::Rows => ActivationSplit::Rows,
-        _ => ActivationSplit::Replicated,
+    let mut split = route.first().map_or(Replicated, |stop| match stop.from {
+        Rows => Rows,
+        _ => Replicated,
     });
     let last = model.blocks.len() - 1;
     for (i, block) in model.blocks.iter().enumerate() {
         local.blocks[i].layers = sharder.along(&block.layers, &mut shape, &mut split, &mut stops, i == last);
     }
     // Every rank has the loss of the whole batch.
-    if split == ActivationSplit::Samples {
-        local.blocks[last].layers.extend(sharder.moved(split, ActivationSplit::Replicated, shape));
+    if split == Samples {
+        local.blocks[last].layers.extend(sharder.moved(split, Replicated, shape));
     }
     finish(sharder, local, full)
 }
@@ -99,7 +100,7 @@ impl TensorSharder<'_> {
     ) {
         let (entry, ranks, rank) = (layer.description(), self.tensor_split.ranks, self.tensor_split.rank);
         match (entry.properties().product_size, stop.from, stop.to) {
-            (Some(size), ActivationSplit::Replicated, ActivationSplit::Features) => {
+            (Some(size), Replicated, Features) => {
                 let range = self.local_range(size.output);
                 built.extend(self.enter(shape));
                 built.push(self.split_outputs(layer, std::slice::from_ref(&range), false));
@@ -107,16 +108,16 @@ impl TensorSharder<'_> {
                     self.classes = Some(ClassShard { axis: self.tensor_split.axis, ranks, own: range });
                 }
             }
-            (Some(size), ActivationSplit::Features, ActivationSplit::Replicated) => {
+            (Some(size), Features, Replicated) => {
                 self.split_inputs(layer, &self.local_range(size.input), shape, built);
             }
-            (_, ActivationSplit::Features, _) => {
+            (_, Features, _) => {
                 let range = self.local_range(shape.last());
                 let elements =
                     DropoutIndices::Runs { first: range.start, run: range.len(), of: shape.last() };
                 built.push(entry.counting(elements).unwrap_or_else(|| layer.clone()));
             }
-            (_, ActivationSplit::Samples, _) => {
+            (_, Samples, _) => {
                 if let Some(channels) = entry.properties().batch_statistics {
                     built.push(norms::shared_by_samples(channels, self.tensor_split.axis));
                 }
@@ -133,20 +134,12 @@ impl TensorSharder<'_> {
     /// An activation on its way from one split to another.
     fn moved(&self, from: ActivationSplit, to: ActivationSplit, shape: Shape) -> Option<LayerSpec> {
         let op = |from, to| match (from, to) {
-            (ActivationSplit::Samples, ActivationSplit::Replicated) => {
-                CollectiveOp::AllGather(ShardDim::Samples)
-            }
-            (ActivationSplit::Replicated, ActivationSplit::Samples) => CollectiveOp::Slice(ShardDim::Samples),
-            (ActivationSplit::Features, ActivationSplit::Replicated) => {
-                CollectiveOp::AllGather(ShardDim::Last)
-            }
-            (ActivationSplit::Replicated, ActivationSplit::Features) => CollectiveOp::Slice(ShardDim::Last),
-            (ActivationSplit::Samples, ActivationSplit::Features) => {
-                CollectiveOp::AllToAll { from: ShardDim::Samples, to: ShardDim::Last }
-            }
-            (ActivationSplit::Features, ActivationSplit::Samples) => {
-                CollectiveOp::AllToAll { from: ShardDim::Last, to: ShardDim::Samples }
-            }
+            (Samples, Replicated) => CollectiveOp::AllGather(ShardDim::Samples),
+            (Replicated, Samples) => CollectiveOp::Slice(ShardDim::Samples),
+            (Features, Replicated) => CollectiveOp::AllGather(ShardDim::Last),
+            (Replicated, Features) => CollectiveOp::Slice(ShardDim::Last),
+            (Samples, Features) => CollectiveOp::AllToAll { from: ShardDim::Samples, to: ShardDim::Last },
+            (Features, Samples) => CollectiveOp::AllToAll { from: ShardDim::Last, to: ShardDim::Samples },
             (from, to) => unreachable!("no route goes from {from:?} to {to:?} between two layers"),
         };
         // Nobody wants the gradient of what no layer has trained.

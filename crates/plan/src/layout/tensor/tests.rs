@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::super::{Layout, LocalModel, Partition};
 use super::*;
 use crate::spec::presets::{Gpt, gpt, resnet8};
-use crate::spec::{Precision, RecomputeMode, Residual};
+use crate::spec::{CollectiveOp, Precision, RecomputeMode, Residual, ShardDim};
 
 fn locals(model: &ModelSpec, tensor: usize, sequence: bool) -> Vec<LocalModel> {
     let cuts = Partition { tensor, sequence, ..Partition::NONE };
