@@ -12,7 +12,7 @@ use anyhow::Result;
 use clap::Args;
 use espalier_nn::weights::Weights;
 use espalier_plan::cluster::measured::median;
-use espalier_plan::config::{Family, ModelConfig};
+use espalier_plan::config::ModelConfig;
 use espalier_plan::device::DeviceKind;
 use espalier_plan::spec::presets::Gpt;
 use espalier_plan::spec::{LayerKernel, Precision};
@@ -141,24 +141,10 @@ pub fn generate(arguments: &BenchGenerateArguments) -> Result<ExitCode> {
 /// The model, with a context that is just long enough.
 fn plan(arguments: &BenchGenerateArguments, context: usize) -> Result<Plan> {
     let BenchGenerateArguments { precision, layers, width, heads, vocab, .. } = *arguments;
-    let Gpt { dropout, tied, norm, activation, inner, eps, .. } = Gpt::default();
-    let known = Some(vocab);
-    let family = Family::Gpt {
-        layers,
-        heads,
-        width,
-        context,
-        vocab: known,
-        dropout: dropout.into(),
-        tied,
-        norm,
-        activation,
-        inner,
-        eps,
-    };
-    let run = RunFile::of_model(ModelConfig { name: "gpt".into(), family }).map_err(Error::Plan)?;
+    let shape = Gpt { layers, width, heads, context, vocab, ..Gpt::default() };
+    let run = RunFile::of_model(ModelConfig::of_gpt(&shape)).map_err(Error::Plan)?;
     let run = run.with(|run| run.train.precision = precision).map_err(Error::Plan)?;
-    let facts = DataFacts { vocab: known, image: None, classes: None };
+    let facts = DataFacts { vocab: Some(vocab), image: None, classes: None };
     Ok(Plan::new(run, facts).map_err(Error::Plan)?)
 }
 

@@ -29,7 +29,7 @@ mod used;
 
 pub use changes::{FieldChange, check_name, covers};
 pub use llama::{LlamaConfig, ScalingKind};
-pub use model::{Family, FormChoice, InitVariance, ModelConfig};
+pub use model::{Family, FormChoice, GptConfig, InitVariance, ModelConfig};
 pub use overrides::Override;
 pub use parallel::{Parallel, SpatialGrid};
 pub use pipeline::PipelineConfig;
@@ -149,23 +149,23 @@ impl RunFile {
         if self.model.takes_text() != self.data.is_text() {
             let (takes, gives) = if self.data.is_text() { ("images", "text") } else { ("text", "images") };
             let problem = format!("is \"{kind}\", which gives {gives}, but the model {model} takes {takes}");
-            return Err(Error::Conflict { field: "data.kind".into(), problem });
+            return Err(Error::conflict("data.kind", problem));
         }
         if matches!(self.data.source, DatasetSource::Tokens { .. }) && self.model.vocab().is_none() {
             let expected = "how many tokens there are, which token files do not say".into();
             return Err(Error::Missing { field: "model.vocab".into(), expected });
         }
         if self.optimizer.master == MasterForm::LowBits && self.train.precision == Precision::F32 {
-            let why = "with `train.precision` = \"f32\": the weights are exact themselves".into();
-            return Err(Error::NoEffect { field: "optimizer.master".into(), why });
+            let why = "with `train.precision` = \"f32\": the weights are exact themselves";
+            return Err(Error::no_effect("optimizer.master", why));
         }
         if let Some(prune) = &self.prune {
             prune.check_weights()?;
             prune.check_kernels(self)?;
             prune.check_optimizer(self)?;
         } else if self.learning_rate.by_density > 0.0 {
-            let why = "without a section `[prune]`: the network stays dense".into();
-            return Err(Error::NoEffect { field: "learning_rate.by_density".into(), why });
+            let why = "without a section `[prune]`: the network stays dense";
+            return Err(Error::no_effect("learning_rate.by_density", why));
         }
         if let Some(sample) = &self.sample {
             sample.check(self)?;
@@ -178,9 +178,8 @@ impl RunFile {
             pipeline.check(self)?;
         }
         if train.noise_scale && train.micro_batches * self.parallel.data < 2 {
-            let why =
-                "with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2".into();
-            return Err(Error::NoEffect { field: "train.noise_scale".into(), why });
+            let why = "with `train.micro_batches` = 1 on one rank: it compares gradients of at least 2";
+            return Err(Error::no_effect("train.noise_scale", why));
         }
         let (group, micro_batch) = (train.batch_norm_group, self.batch().micro_batch);
         if group > 0 && !micro_batch.is_multiple_of(group) {
@@ -189,12 +188,12 @@ impl RunFile {
                  `parallel.data` = {}, `train.micro_batches` = {})",
                 train.batch, self.parallel.data, train.micro_batches
             );
-            return Err(Error::Conflict { field: "train.batch_norm_group".into(), problem });
+            return Err(Error::conflict("train.batch_norm_group", problem));
         }
         if group > 0 && self.parallel.batch_norm == BatchNormSync::Synchronised {
             let problem =
                 format!("is {group}, but `parallel.batch_norm` = \"synchronised\" takes all ranks' samples");
-            return Err(Error::Conflict { field: "train.batch_norm_group".into(), problem });
+            return Err(Error::conflict("train.batch_norm_group", problem));
         }
         let evaluations = [
             ("eval_every", train.eval_every),
@@ -203,8 +202,7 @@ impl RunFile {
         ];
         for (key, value) in evaluations {
             if value > 0 && self.data.holds_out_nothing() {
-                let why = "with `data.validation` = 0".into();
-                return Err(Error::NoEffect { field: format!("train.{key}"), why });
+                return Err(Error::no_effect(format!("train.{key}"), "with `data.validation` = 0"));
             }
         }
         Ok(())
@@ -270,12 +268,7 @@ impl RunFile {
 
 /// Numbers and texts always can be written; a path can hold bytes that are not text.
 fn no_unicode() -> Error {
-    Error::Value {
-        field: "data.path".into(),
-        expected: "a path that is valid Unicode".into(),
-        got: "one that is not".into(),
-        hint: None,
-    }
+    Error::value("data.path", "a path that is valid Unicode", "one that is not")
 }
 
 /// The value that overrides give a field, as it would be written; the last one counts.

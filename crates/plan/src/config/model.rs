@@ -27,32 +27,7 @@ pub struct ModelConfig {
 #[serde(untagged)]
 pub enum Family {
     /// `gpt`: a transformer of any size.
-    Gpt {
-        /// Transformer layers.
-        layers: usize,
-        /// Attention heads; they divide the width.
-        heads: usize,
-        /// Width of the residual stream.
-        width: usize,
-        /// Tokens in a sample.
-        context: usize,
-        /// Tokens there are; left out: as many as the data has.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        vocab: Option<usize>,
-        dropout: f64,
-        /// Whether the head uses the token embedding's weight.
-        tied: bool,
-        /// `layer` or `rms`.
-        norm: NormKind,
-        /// `gelu`, `relu`, `silu`, `gelu_erf` or `tanh`.
-        activation: Activation,
-        /// Columns inside the perceptron; left out: four widths.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        inner: Option<usize>,
-        /// Added to variances in norms.
-        #[serde(skip_serializing_if = "is_usual_eps")]
-        eps: f64,
-    },
+    Gpt(GptConfig),
     /// `llama`: a model of the Llama family, of any size.
     Llama(LlamaConfig),
     /// `llama-3.2-1b` and the like: sizes are fixed, up to what the data decides.
@@ -136,6 +111,44 @@ pub enum Family {
     },
 }
 
+/// The fields of `gpt`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GptConfig {
+    /// Transformer layers.
+    pub layers: usize,
+    /// Attention heads; they divide the width.
+    pub heads: usize,
+    /// Width of the residual stream.
+    pub width: usize,
+    /// Tokens in a sample.
+    pub context: usize,
+    /// Tokens there are; left out: as many as the data has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocab: Option<usize>,
+    pub dropout: f64,
+    /// Whether the head uses the token embedding's weight.
+    pub tied: bool,
+    /// `layer` or `rms`.
+    pub norm: NormKind,
+    /// `gelu`, `relu`, `silu`, `gelu_erf` or `tanh`.
+    pub activation: Activation,
+    /// Columns inside the perceptron; left out: four widths.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inner: Option<usize>,
+    /// Added to variances in norms.
+    #[serde(skip_serializing_if = "is_usual_eps")]
+    pub eps: f64,
+}
+
+impl GptConfig {
+    /// As sizes and choices, of a model that knows so many tokens.
+    fn shape(&self, vocab: usize) -> Gpt {
+        let &GptConfig { layers, heads, width, context, tied, norm, activation, inner, eps, .. } = self;
+        let dropout = self.dropout as f32;
+        Gpt { layers, width, heads, context, vocab, dropout, tied, norm, activation, inner, eps }
+    }
+}
+
 /// Whether an epsilon goes without saying.
 fn is_usual_eps(eps: &f64) -> bool {
     *eps == Gpt::EPS
@@ -190,19 +203,14 @@ pub enum InitVariance {
 impl ModelConfig {
     /// Whether it takes text; images otherwise.
     pub(crate) fn takes_text(&self) -> bool {
-        match &self.family {
-            Family::Gpt { .. } | Family::GptPreset { .. } => true,
-            Family::Llama(_) | Family::LlamaPreset { .. } => true,
-            Family::Custom { context, .. } => context.is_some(),
-            _ => false,
-        }
+        self.context().is_some()
     }
 
     /// Tokens in a sample, of a model that takes text.
     pub fn context(&self) -> Option<usize> {
         match self.family {
-            Family::Gpt { context, .. } | Family::GptPreset { context, .. } => Some(context),
-            Family::LlamaPreset { context, .. } => Some(context),
+            Family::GptPreset { context, .. } | Family::LlamaPreset { context, .. } => Some(context),
+            Family::Gpt(ref gpt) => Some(gpt.context),
             Family::Llama(ref llama) => Some(llama.context),
             Family::Custom { context, .. } => context,
             _ => None,
@@ -212,7 +220,7 @@ impl ModelConfig {
     /// Tokens there are, where the run file says so.
     pub fn vocab(&self) -> Option<usize> {
         match self.family {
-            Family::Gpt { vocab, .. } => vocab,
+            Family::Gpt(ref gpt) => gpt.vocab,
             Family::Llama(ref llama) => llama.vocab,
             Family::GptPreset { vocab, .. } | Family::LlamaPreset { vocab, .. } => Some(vocab),
             Family::Custom { classes, context: Some(_), .. } => classes,
@@ -223,34 +231,7 @@ impl ModelConfig {
     /// The sizes and choices of a GPT that knows so many tokens; none of any other model.
     pub fn gpt(&self, vocab: usize) -> Option<Gpt> {
         match self.family {
-            Family::Gpt {
-                layers,
-                heads,
-                width,
-                context,
-                dropout,
-                tied,
-                norm,
-                activation,
-                inner,
-                eps,
-                ..
-            } => {
-                let dropout = dropout as f32;
-                Some(Gpt {
-                    layers,
-                    width,
-                    heads,
-                    context,
-                    vocab,
-                    dropout,
-                    tied,
-                    norm,
-                    activation,
-                    inner,
-                    eps,
-                })
-            }
+            Family::Gpt(ref gpt) => Some(gpt.shape(vocab)),
             Family::GptPreset { context, dropout, .. } => {
                 let size = Gpt::preset(&self.name).expect("the name was checked when it was read");
                 Some(Gpt { context, vocab, dropout: dropout as f32, ..size })
@@ -272,6 +253,15 @@ impl ModelConfig {
     }
 
     /// The `[model]` of such sizes and choices.
+    pub fn of_gpt(shape: &Gpt) -> ModelConfig {
+        let &Gpt { layers, heads, width, context, tied, norm, activation, inner, eps, .. } = shape;
+        let (vocab, dropout) = (Some(shape.vocab), shape.dropout.into());
+        let gpt =
+            GptConfig { layers, heads, width, context, vocab, dropout, tied, norm, activation, inner, eps };
+        ModelConfig { name: "gpt".into(), family: Family::Gpt(gpt) }
+    }
+
+    /// The same of the Llama family.
     pub fn of_llama(shape: &Llama) -> ModelConfig {
         ModelConfig { name: "llama".into(), family: Family::Llama(LlamaConfig::of(shape)) }
     }
@@ -284,8 +274,7 @@ impl ModelConfig {
             | Family::Resnet8 { classes, .. } => classes,
             Family::ResNet { classes, .. } | Family::Vgg { classes, .. } => classes,
             Family::AlexNet { classes, .. } | Family::Custom { classes, context: None, .. } => classes,
-            Family::Gpt { .. } | Family::GptPreset { .. } | Family::Custom { .. } => None,
-            Family::Llama(_) | Family::LlamaPreset { .. } => None,
+            _ => None,
         }
     }
 
@@ -293,9 +282,9 @@ impl ModelConfig {
     pub fn names() -> impl Iterator<Item = &'static str> {
         ["gpt"]
             .into_iter()
-            .chain(Gpt::PRESETS)
+            .chain(Gpt::PRESETS.map(|(name, _)| name))
             .chain(["llama"])
-            .chain(Llama::PRESETS)
+            .chain(Llama::PRESETS.map(|(name, _)| name))
             .chain(["mlp", "simple-cnn", "resnet8"])
             .chain(ResNet::ALL.map(ResNet::name))
             .chain(Vgg::ALL.map(Vgg::name))
@@ -315,8 +304,8 @@ impl ModelConfig {
         let values = section.read_with(fields::MODEL, name)?;
         let classes = values.find("classes");
         let family = match name {
-            "gpt" => read_gpt(section, &values)?,
-            "llama" => Family::Llama(LlamaConfig::read(section, &values)?),
+            "gpt" => Family::Gpt(read_gpt(section, values)?),
+            "llama" => Family::Llama(LlamaConfig::read(section, values)?),
             "mlp" => Family::Mlp { hidden: read_hidden(section)?, init: values.get("init"), classes },
             "simple-cnn" => Family::SimpleCnn { init: values.get("init"), classes },
             "resnet8" => Family::Resnet8 { init: values.get("init"), classes },
@@ -337,28 +326,16 @@ pub(super) fn is_open(name: &toml::Value) -> bool {
 fn left_open() -> Error {
     let problem = "is \"auto\", the model of the checkpoint to start from, and there is none: give one with \
                    `espalier train --from`";
-    Error::Conflict { field: "model.name".into(), problem: problem.into() }
+    Error::conflict("model.name", problem)
 }
 
-fn read_gpt(section: &Section, values: &FieldValues) -> Result<Family, Error> {
-    let (heads, width) = (values.get("heads"), values.get("width"));
-    if width % heads != 0 {
-        let problem = format!("is {heads}, which does not divide `model.width` = {width}");
-        return Err(Error::Conflict { field: section.field("heads"), problem });
+fn read_gpt(section: &Section, values: FieldValues) -> Result<GptConfig, Error> {
+    let gpt: GptConfig = values.all();
+    if !gpt.width.is_multiple_of(gpt.heads) {
+        let problem = format!("is {}, which does not divide `model.width` = {}", gpt.heads, gpt.width);
+        return Err(section.conflict("heads", problem));
     }
-    Ok(Family::Gpt {
-        layers: values.get("layers"),
-        heads,
-        width,
-        context: values.get("context"),
-        vocab: values.find("vocab"),
-        dropout: values.get("dropout"),
-        tied: values.get("tied"),
-        norm: values.get("norm"),
-        activation: values.get("activation"),
-        inner: values.find("inner"),
-        eps: values.get("eps"),
-    })
+    Ok(gpt)
 }
 
 /// One of the published sizes.
@@ -396,8 +373,8 @@ fn read_custom(section: &mut Section, values: &FieldValues) -> Result<Family, Er
         false => None,
     };
     if context.is_none() && section.has("context") {
-        let why = "with images: only a model whose first layer is an embedding takes text".into();
-        return Err(Error::NoEffect { field: section.field("context"), why });
+        let why = "with images: only a model whose first layer is an embedding takes text";
+        return Err(section.no_effect("context", why));
     }
     Ok(Family::Custom { classes: values.find("classes"), context, layers })
 }

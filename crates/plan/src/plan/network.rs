@@ -10,15 +10,17 @@ use crate::spec::{Input, ModelSpec};
 /// Builds it, or says what the data lacks for it.
 pub(super) fn build(written: &config::ModelConfig, facts: DataFacts) -> Result<ModelSpec, Error> {
     let image = || {
-        facts.image.ok_or_else(|| Error::Conflict {
-            field: "data.kind".into(),
-            problem: format!("gives no images, but the model {} takes them", written.name),
+        facts.image.ok_or_else(|| {
+            Error::conflict(
+                "data.kind",
+                format!("gives no images, but the model {} takes them", written.name),
+            )
         })
     };
     let classes = |number| at_least("model.classes", number, facts.classes, "classes");
     let vocab = |field, number| at_least(field, number, facts.vocab, "tokens");
     Ok(match written.family {
-        Family::Gpt { .. } | Family::GptPreset { .. } => {
+        Family::Gpt(_) | Family::GptPreset { .. } => {
             let vocab = vocab("model.vocab", written.vocab())?;
             presets::gpt(&written.name, &written.gpt(vocab).expect("it is one"))
         }
@@ -70,8 +72,7 @@ fn started(mut model: ModelSpec, init: InitVariance) -> ModelSpec {
 fn at_least(field: &str, written: Option<usize>, data: Option<usize>, what: &str) -> Result<usize, Error> {
     match (written, data) {
         (Some(n), Some(least)) if n < least => {
-            let problem = format!("is {n}, but the data has {least} {what}");
-            Err(Error::Conflict { field: field.into(), problem })
+            Err(Error::conflict(field, format!("is {n}, but the data has {least} {what}")))
         }
         (Some(n), _) | (None, Some(n)) => Ok(n),
         (None, None) => {

@@ -3,9 +3,9 @@
 //! Read in both dialects of transformers, 4 (`torch_dtype`) and 5 (`dtype`); written in that of 4, which both
 //! read. Dropout is a matter of how a model is trained: the run file's counts, not the file's.
 
-use espalier_plan::config::{Family, ModelConfig};
+use espalier_plan::config::ModelConfig;
 use espalier_plan::spec::Activation;
-use espalier_plan::spec::presets::NormKind;
+use espalier_plan::spec::presets::{Gpt, NormKind};
 use serde_json::{Value, json};
 
 use super::architecture::{Architecture, ForeignFiles, ForeignModel, HEAD, OurModel};
@@ -65,20 +65,19 @@ impl Architecture for Gpt2 {
             let names = ACTIVATIONS.map(|(name, _)| name).join(", ");
             return refused("activation_function", format!("those read are {names}"));
         };
-        let family = Family::Gpt {
+        let shape = Gpt {
             layers: positive_integer("n_layer")?,
             heads,
             width,
             context: positive_integer(if config["n_positions"].is_null() { "n_ctx" } else { "n_positions" })?,
-            vocab: Some(positive_integer("vocab_size")?),
-            dropout: 0.0,
+            vocab: positive_integer("vocab_size")?,
             tied: self.tied_to(config)?.is_some() && !files.shapes.contains_key(HEAD),
-            norm: NormKind::Layer,
             activation: *activation,
             inner,
             eps,
+            ..Gpt::default()
         };
-        Ok(ForeignModel { model: ModelConfig { name: "gpt".into(), family }, image: None })
+        Ok(ForeignModel { model: ModelConfig::of_gpt(&shape), image: None })
     }
 
     fn our_name(&self, theirs: &str) -> Option<String> {

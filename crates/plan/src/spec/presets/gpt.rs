@@ -73,22 +73,21 @@ impl Gpt {
     /// The epsilon of the published sizes.
     pub(crate) const EPS: f64 = 1e-5;
 
-    /// Names of the published sizes.
-    pub(crate) const PRESETS: [&str; 6] =
-        ["gpt2-124m", "gpt2-350m", "gpt3-xl", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b"];
+    /// The published sizes by their names: layers, width, heads, context.
+    pub(crate) const PRESETS: [(&str, [usize; 4]); 6] = [
+        ("gpt2-124m", [12, 768, 12, 1024]),
+        ("gpt2-350m", [24, 1024, 16, 1024]),
+        ("gpt3-xl", [24, 2048, 16, 2048]),
+        ("gpt3-2.7b", [32, 2560, 32, 2048]),
+        ("gpt3-6.7b", [32, 4096, 32, 2048]),
+        ("gpt3-13b", [40, 5120, 40, 2048]),
+    ];
 
     /// A published size by name. GPT-3 XL has 16 heads here (the paper's 24 do not divide its width) and 13B a
     /// width of 5120 (the paper's 5140 is not a multiple of its 40 heads).
     pub fn preset(name: &str) -> Option<Gpt> {
-        let (layers, width, heads, context) = match name {
-            "gpt2-124m" => (12, 768, 12, 1024),
-            "gpt2-350m" => (24, 1024, 16, 1024),
-            "gpt3-xl" => (24, 2048, 16, 2048),
-            "gpt3-2.7b" => (32, 2560, 32, 2048),
-            "gpt3-6.7b" => (32, 4096, 32, 2048),
-            "gpt3-13b" => (40, 5120, 40, 2048),
-            _ => return None,
-        };
+        let (_, sizes) = Gpt::PRESETS.into_iter().find(|(known, _)| *known == name)?;
+        let [layers, width, heads, context] = sizes;
         Some(Gpt { layers, width, heads, context, vocab: 50257, ..Gpt::default() })
     }
 }
@@ -97,16 +96,9 @@ impl Gpt {
 pub fn gpt(name: &str, shape: &Gpt) -> ModelSpec {
     let &Gpt { layers, width, context, vocab, .. } = shape;
     let init = Init::Normal(0.02);
-    let mut embedding = vec![
-        LayerSpec::Embedding(Embedding { name: "wte".into(), vocab, first: 0, width, init }),
-        LayerSpec::PositionEmbedding(PositionEmbedding {
-            name: "wpe".into(),
-            context,
-            first: 0,
-            width,
-            init,
-        }),
-    ];
+    let tokens = Embedding { name: "wte".into(), vocab, first: 0, width, init };
+    let positions = PositionEmbedding { name: "wpe".into(), context, first: 0, width, init };
+    let mut embedding = vec![LayerSpec::Embedding(tokens), LayerSpec::PositionEmbedding(positions)];
     embedding.extend(dropout(shape));
     let mut blocks = vec![block("embedding", embedding)];
     blocks.extend((0..layers).map(|i| {
@@ -117,15 +109,8 @@ pub fn gpt(name: &str, shape: &Gpt) -> ModelSpec {
     let logits = if shape.tied {
         LayerSpec::TiedLinear(TiedLinear { weight: "wte.weight".into(), input: width, output: vocab })
     } else {
-        let order = WeightOrder::OutIn;
-        LayerSpec::Linear(Linear {
-            name: "lm_head".into(),
-            input: width,
-            output: vocab,
-            bias: false,
-            order,
-            init,
-        })
+        let (name, order) = ("lm_head".into(), WeightOrder::OutIn);
+        LayerSpec::Linear(Linear { name, input: width, output: vocab, bias: false, order, init })
     };
     blocks.push(block("head", vec![norm("ln_f".into(), shape), logits]));
     ModelSpec { name: name.into(), input: Input::Tokens { seq: context, vocab }, blocks, classes: vocab }
@@ -135,14 +120,8 @@ fn transformer_layer(name: &str, shape: &Gpt) -> Vec<LayerSpec> {
     let &Gpt { layers, width, heads, activation, .. } = shape;
     let residual = 0.02 / (2.0 * layers as f32).sqrt();
     let linear = |part: &str, input: usize, output: usize, deviation| {
-        LayerSpec::Linear(Linear {
-            name: format!("{name}.{part}"),
-            input,
-            output,
-            bias: true,
-            order: WeightOrder::InOut,
-            init: Init::Normal(deviation),
-        })
+        let (name, order, init) = (format!("{name}.{part}"), WeightOrder::InOut, Init::Normal(deviation));
+        LayerSpec::Linear(Linear { name, input, output, bias: true, order, init })
     };
     let mut attention = vec![
         norm(format!("{name}.ln_1"), shape),

@@ -58,23 +58,23 @@ pub struct Llama {
 type PublishedSizes = [usize; 7];
 
 impl Llama {
-    /// Names of the published sizes.
-    pub(crate) const PRESETS: [&str; 15] = [
-        "smollm2-135m",
-        "smollm2-360m",
-        "smollm2-1.7b",
-        "llama-2-7b",
-        "llama-3.1-8b",
-        "llama-3.2-1b",
-        "llama-3.2-3b",
-        "mistral-7b",
-        "qwen2.5-0.5b",
-        "qwen2.5-1.5b",
-        "qwen2.5-7b",
-        "qwen3-0.6b",
-        "qwen3-1.7b",
-        "qwen3-4b",
-        "qwen3-8b",
+    /// The published sizes by their names.
+    pub(crate) const PRESETS: [(&str, PublishedSizes); 15] = [
+        ("smollm2-135m", [30, 576, 9, 3, 64, 1536, 49152]),
+        ("smollm2-360m", [32, 960, 15, 5, 64, 2560, 49152]),
+        ("smollm2-1.7b", [24, 2048, 32, 32, 64, 8192, 49152]),
+        ("llama-2-7b", [32, 4096, 32, 32, 128, 11008, 32000]),
+        ("llama-3.1-8b", [32, 4096, 32, 8, 128, 14336, 128_256]),
+        ("llama-3.2-1b", [16, 2048, 32, 8, 64, 8192, 128_256]),
+        ("llama-3.2-3b", [28, 3072, 24, 8, 128, 8192, 128_256]),
+        ("mistral-7b", [32, 4096, 32, 8, 128, 14336, 32768]),
+        ("qwen2.5-0.5b", [24, 896, 14, 2, 64, 4864, 151_936]),
+        ("qwen2.5-1.5b", [28, 1536, 12, 2, 128, 8960, 151_936]),
+        ("qwen2.5-7b", [28, 3584, 28, 4, 128, 18944, 152_064]),
+        ("qwen3-0.6b", [28, 1024, 16, 8, 128, 3072, 151_936]),
+        ("qwen3-1.7b", [28, 2048, 16, 8, 128, 6144, 151_936]),
+        ("qwen3-4b", [36, 2560, 32, 8, 128, 9728, 151_936]),
+        ("qwen3-8b", [36, 4096, 32, 8, 128, 12288, 151_936]),
     ];
 
     /// The context of the published sizes unless another is asked for: most can do more, few are trained with it.
@@ -82,24 +82,7 @@ impl Llama {
 
     /// A published size by name. Mistral is version 0.3, which has no sliding window.
     pub fn preset(name: &str) -> Option<Llama> {
-        let sizes: PublishedSizes = match name {
-            "smollm2-135m" => [30, 576, 9, 3, 64, 1536, 49152],
-            "smollm2-360m" => [32, 960, 15, 5, 64, 2560, 49152],
-            "smollm2-1.7b" => [24, 2048, 32, 32, 64, 8192, 49152],
-            "llama-2-7b" => [32, 4096, 32, 32, 128, 11008, 32000],
-            "llama-3.1-8b" => [32, 4096, 32, 8, 128, 14336, 128_256],
-            "llama-3.2-1b" => [16, 2048, 32, 8, 64, 8192, 128_256],
-            "llama-3.2-3b" => [28, 3072, 24, 8, 128, 8192, 128_256],
-            "mistral-7b" => [32, 4096, 32, 8, 128, 14336, 32768],
-            "qwen2.5-0.5b" => [24, 896, 14, 2, 64, 4864, 151_936],
-            "qwen2.5-1.5b" => [28, 1536, 12, 2, 128, 8960, 151_936],
-            "qwen2.5-7b" => [28, 3584, 28, 4, 128, 18944, 152_064],
-            "qwen3-0.6b" => [28, 1024, 16, 8, 128, 3072, 151_936],
-            "qwen3-1.7b" => [28, 2048, 16, 8, 128, 6144, 151_936],
-            "qwen3-4b" => [36, 2560, 32, 8, 128, 9728, 151_936],
-            "qwen3-8b" => [36, 4096, 32, 8, 128, 12288, 151_936],
-            _ => return None,
-        };
+        let (_, sizes) = Llama::PRESETS.into_iter().find(|(known, _)| *known == name)?;
         let [layers, width, heads, kv_heads, head_dim, inner, vocab] = sizes;
         let scaled = |factor| {
             let scaling = Llama3Scaling { factor, low: 1.0, high: 4.0, original: 8192 };
@@ -209,7 +192,7 @@ mod tests {
     /// As published.
     #[test]
     fn parameters_are_counted_as_published() {
-        for (name, count) in [
+        let counts = [
             ("smollm2-135m", 134_515_008),
             ("smollm2-360m", 361_821_120),
             ("smollm2-1.7b", 1_711_376_384),
@@ -225,12 +208,13 @@ mod tests {
             ("qwen3-1.7b", 1_720_574_976),
             ("qwen3-4b", 4_022_468_096),
             ("qwen3-8b", 8_190_735_360),
-        ] {
+        ];
+        assert_eq!(counts.map(|(name, _)| name), Llama::PRESETS.map(|(name, _)| name));
+        for (name, count) in counts {
             let model = llama(name, &Llama::preset(name).unwrap());
             model.check().unwrap();
             assert_eq!(model.parameter_count(), count, "{name}");
         }
-        assert!(Llama::PRESETS.iter().all(|name| Llama::preset(name).is_some()));
     }
 
     #[test]
@@ -243,27 +227,14 @@ mod tests {
             ..Llama::preset("qwen3-0.6b").unwrap()
         };
         let names: Vec<_> = llama("llama", &shape).parameters().into_iter().map(|p| p.name).collect();
-        let layer = |part: &str| format!("layers.0.{part}");
-        let expected = [
-            "embed_tokens.weight".to_owned(),
-            layer("input_layernorm.weight"),
-            layer("self_attn.q_proj.weight"),
-            layer("self_attn.q_proj.bias"),
-            layer("self_attn.k_proj.weight"),
-            layer("self_attn.k_proj.bias"),
-            layer("self_attn.v_proj.weight"),
-            layer("self_attn.v_proj.bias"),
-            layer("self_attn.q_norm.weight"),
-            layer("self_attn.k_norm.weight"),
-            layer("self_attn.o_proj.weight"),
-            layer("post_attention_layernorm.weight"),
-            layer("mlp.gate_proj.weight"),
-            layer("mlp.up_proj.weight"),
-            layer("mlp.down_proj.weight"),
-            "norm.weight".into(),
-            "lm_head.weight".into(),
-        ];
-        assert_eq!(names, expected);
+        let expected = "embed_tokens.weight layers.0.input_layernorm.weight layers.0.self_attn.q_proj.weight \
+            layers.0.self_attn.q_proj.bias layers.0.self_attn.k_proj.weight \
+            layers.0.self_attn.k_proj.bias layers.0.self_attn.v_proj.weight \
+            layers.0.self_attn.v_proj.bias layers.0.self_attn.q_norm.weight \
+            layers.0.self_attn.k_norm.weight layers.0.self_attn.o_proj.weight \
+            layers.0.post_attention_layernorm.weight layers.0.mlp.gate_proj.weight \
+            layers.0.mlp.up_proj.weight layers.0.mlp.down_proj.weight norm.weight lm_head.weight";
+        assert_eq!(names, expected.split_whitespace().collect::<Vec<_>>());
     }
 
     #[test]

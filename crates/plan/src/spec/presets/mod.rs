@@ -55,14 +55,8 @@ fn block(name: impl Into<String>, layers: Vec<LayerSpec>) -> BlockSpec {
 const RELU: LayerSpec = LayerSpec::Activation(Activation::Relu);
 
 fn linear(name: impl Into<String>, input: usize, output: usize, init: Init) -> LayerSpec {
-    LayerSpec::Linear(Linear {
-        name: name.into(),
-        input,
-        output,
-        bias: true,
-        order: WeightOrder::OutIn,
-        init,
-    })
+    let (name, order) = (name.into(), WeightOrder::OutIn);
+    LayerSpec::Linear(Linear { name, input, output, bias: true, order, init })
 }
 
 /// With a bias, for a ReLU behind it.

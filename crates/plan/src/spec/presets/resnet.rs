@@ -130,20 +130,9 @@ fn conv_norm(
     stride: usize,
 ) -> Vec<LayerSpec> {
     let init = Init::Normal((2.0 / (output * kernel * kernel) as f32).sqrt());
-    let padding = (kernel / 2).into();
-    vec![
-        LayerSpec::Conv(Conv {
-            name: conv.into(),
-            input,
-            output,
-            kernel,
-            stride,
-            padding,
-            bias: false,
-            init,
-        }),
-        batch_norm(norm, output),
-    ]
+    let (name, padding) = (conv.into(), (kernel / 2).into());
+    let conv = Conv { name, input, output, kernel, stride, padding, bias: false, init };
+    vec![LayerSpec::Conv(conv), batch_norm(norm, output)]
 }
 
 #[cfg(test)]
