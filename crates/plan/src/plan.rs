@@ -344,6 +344,15 @@ impl Plan {
     }
 }
 
+#[cfg(test)]
+impl Plan {
+    /// Of a run on text of 256 tokens, or on images of 32 x 32 in ten classes.
+    pub(crate) fn of_text(text: &str) -> Plan {
+        let facts = DataFacts { vocab: Some(256), image: Some((32, 32, 3)), classes: Some(10) };
+        Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap()
+    }
+}
+
 /// As `plan.json` has it.
 impl Serialize for Plan {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -281,21 +281,9 @@ impl PruneMethod {
 
     /// Whether it prunes before the first step, so that dense state never exists.
     pub fn at_start(&self) -> bool {
-        match *self {
-            PruneMethod::Random { at, .. }
-            | PruneMethod::Magnitude { at, .. }
-            | PruneMethod::Wanda { at, .. }
-            | PruneMethod::TwoOfFour { at } => at == 0,
-            PruneMethod::Snip { .. }
-            | PruneMethod::Grasp { .. }
-            | PruneMethod::Set(_)
-            | PruneMethod::Rigl(_)
-            | PruneMethod::Keep => true,
-            PruneMethod::Gradual { .. }
-            | PruneMethod::Elsa { .. }
-            | PruneMethod::EarlyBird { .. }
-            | PruneMethod::Lottery { .. } => false,
-        }
+        use PruneMethod::*;
+        let begins_later = matches!(self, Gradual { .. } | Elsa { .. } | EarlyBird { .. } | Lottery { .. });
+        self.at() == 0 && !begins_later
     }
 
     /// Whether its masks before the first step follow from the weights' first values, or from chance, with no
@@ -377,7 +365,7 @@ impl PruneMethod {
             return Ok(());
         }
         let problem = format!("is {first}, but the run has {steps} steps: nothing would ever be pruned");
-        Err(Error::Conflict { field: field.into(), problem })
+        Err(Error::conflict(field, problem))
     }
 
     /// Whether masks change after the first step too.

@@ -85,7 +85,7 @@ impl Rounds {
                 rounds + 1,
                 rewind + rounds + 1
             );
-            return Err(Error::Conflict { field: field.into(), problem });
+            return Err(Error::conflict(field, problem));
         }
         let [rounds, rewind, length, steps] = [rounds, rewind, each, steps].map(|n| n as u64);
         Ok(Trainings { rounds, rewind, length, steps })

@@ -139,9 +139,7 @@ pub(crate) fn fit(
         let taken = sum(&[weights, activations, needs.persistent, spare]);
         passes = needs.passes(memory.saturating_sub(taken)).map(|fitting| fitting.max(passes)).ok_or_else(|| {
             let gb = |bytes: u64| format!("{:.2} GB", bytes as f64 / 1e9);
-            Error::Conflict {
-                field: "prune.method".into(),
-                problem: format!(
+            Error::conflict("prune.method", format!(
                     "is \"{method}\", which needs {} to score this model even one parameter at a time (weights {}, activations {}, \
                      f32 copies and accumulators {}), and the device has {}: use more pipeline stages or a smaller micro-batch, or \
                      choose another method",
@@ -150,8 +148,7 @@ pub(crate) fn fit(
                     gb(activations),
                     gb(needs.persistent.saturating_add(largest)),
                     gb(memory),
-                ),
-            }
+                ))
         })?;
     }
     let bytes = needs.iter().map(|needs| needs.bytes(passes)).max().unwrap_or(0);

@@ -15,7 +15,7 @@ impl DatasetSpec {
         } else if section.has("validation") {
             let problem =
                 "and `data.validation_path` exclude each other: hold out a fraction, or use other files";
-            return Err(Error::Conflict { field: section.field("validation"), problem: problem.into() });
+            return Err(section.conflict("validation", problem));
         }
         match &*values.get::<String>("kind") {
             "idx" => check_idx(section)?,
@@ -38,8 +38,8 @@ fn check_idx(section: &Section) -> Result<(), Error> {
     match ["path", "images", "labels"].map(|key| section.has(key)) {
         [true, false, false] | [false, true, true] => Ok(()),
         [true, images, _] => {
-            let problem = "and `data.path` exclude each other: name the folder or the two files".into();
-            Err(Error::Conflict { field: section.field(if images { "images" } else { "labels" }), problem })
+            let problem = "and `data.path` exclude each other: name the folder or the two files";
+            Err(section.conflict(if images { "images" } else { "labels" }, problem))
         }
         [false, true, false] => missing("labels", "the file of labels"),
         [false, false, true] => missing("images", "the file of images"),
@@ -51,41 +51,38 @@ fn check_idx(section: &Section) -> Result<(), Error> {
 
 /// What follows from the size that the model sees, as recipes for ImageNet have it: 256 for 224.
 fn complete_pictures(section: &Section, values: &mut FieldValues) -> Result<(), Error> {
-    let conflict = |key: &str, problem: String| Err(Error::Conflict { field: section.field(key), problem });
     let size = values.get::<usize>("size");
     values.set_left_out("resize", (size * 256).div_ceil(224));
     let resize = values.get::<usize>("resize");
     if resize < size {
-        return conflict(
+        return Err(section.conflict(
             "resize",
             format!("is {resize}, and `data.size` {size}: a crop is not larger than the picture"),
-        );
+        ));
     }
     values.set_left_out("max_side", 2 * resize);
     let side = values.get::<usize>("max_side");
     if side < resize {
-        return conflict(
+        return Err(section.conflict(
             "max_side",
             format!("is {side}, and `data.resize` {resize}: pictures would be shrunk, then enlarged"),
-        );
+        ));
     }
     let is_resized = values.get::<String>("crop") == "resized";
     for (key, usual) in [("scale", [0.08, 1.0]), ("ratio", [3.0 / 4.0, 4.0 / 3.0])] {
         if section.has(key) && !is_resized {
-            let why = "with `data.crop` = \"random\" or \"center\"".into();
-            return Err(Error::NoEffect { field: section.field(key), why });
+            return Err(section.no_effect(key, "with `data.crop` = \"random\" or \"center\""));
         }
         if is_resized {
             values.set_left_out(key, usual);
             match values.get::<Vec<f64>>(key)[..] {
                 [least, most] if least <= most => {}
-                _ => return conflict(key, "takes two numbers, the least and the largest".into()),
+                _ => return Err(section.conflict(key, "takes two numbers, the least and the largest")),
             }
         }
     }
     if section.has("cache_path") && values.get::<String>("cache") == "none" {
-        let why = "with `data.cache` = \"none\"".into();
-        return Err(Error::NoEffect { field: section.field("cache_path"), why });
+        return Err(section.no_effect("cache_path", "with `data.cache` = \"none\""));
     }
     Ok(())
 }

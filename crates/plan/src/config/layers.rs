@@ -4,7 +4,7 @@
 use toml::Value as Toml;
 
 use super::Error;
-use super::reader::Section;
+use super::reader::{Section, show};
 use crate::field::{Field, FieldType};
 use crate::spec::{KINDS, LayerKind, WrittenLayer};
 
@@ -20,12 +20,7 @@ pub(super) fn read_layers(path: &str, items: &[Toml]) -> Result<Vec<WrittenLayer
         let path = format!("{path}.{i}");
         match value {
             Toml::Table(table) => read_layer(&mut Section::new(path, table)),
-            _ => Err(Error::Value {
-                field: path,
-                expected: "a layer, such as { type = \"relu\" }".into(),
-                got: super::reader::show(value),
-                hint: None,
-            }),
+            _ => Err(Error::value(path, "a layer, such as { type = \"relu\" }", show(value))),
         }
     };
     items.iter().enumerate().map(read).collect()

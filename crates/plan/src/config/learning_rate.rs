@@ -11,8 +11,7 @@ impl LearningRate {
         values.set_left_out("peak", usual);
         let rate: LearningRate = values.all();
         if rate.warmup_from.is_some() && rate.warmup == 0 {
-            let why = "with `learning_rate.warmup` = 0".into();
-            return Err(Error::NoEffect { field: section.field("warmup_from"), why });
+            return Err(section.no_effect("warmup_from", "with `learning_rate.warmup` = 0"));
         }
         Ok(rate)
     }

@@ -9,12 +9,10 @@ impl OptimizerSpec {
     pub(super) fn read(section: &mut Section) -> Result<OptimizerSpec, Error> {
         let optimizer: OptimizerSpec = section.read_variant(fields::OPTIMIZER, "adamw")?.all();
         if optimizer.weight_decay == 0.0 && !optimizer.exclude_from_decay {
-            let why = "with `optimizer.weight_decay` = 0".into();
-            return Err(Error::NoEffect { field: section.field("exclude_from_decay"), why });
+            return Err(section.no_effect("exclude_from_decay", "with `optimizer.weight_decay` = 0"));
         }
         if optimizer.moments != MomentDtype::F32 && optimizer.moments() == 0 {
-            let why = "with `optimizer.name` = \"sgd\": it has no moments".into();
-            return Err(Error::NoEffect { field: section.field("moments"), why });
+            return Err(section.no_effect("moments", "with `optimizer.name` = \"sgd\": it has no moments"));
         }
         Ok(optimizer)
     }

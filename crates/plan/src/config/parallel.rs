@@ -149,23 +149,21 @@ impl Parallel {
             pipeline,
         };
         if parallel.sequence && tensor == 1 {
-            let why = "with `parallel.tensor` = 1: no layer is split".into();
-            return Err(Error::NoEffect { field: section.field("sequence"), why });
+            return Err(section.no_effect("sequence", "with `parallel.tensor` = 1: no layer is split"));
         }
         if parallel.linear != LinearForm::Paired {
             let field = section.field("linear");
             if tensor == 1 {
-                let why = "with `parallel.tensor` = 1: no layer is split".into();
-                return Err(Error::NoEffect { field, why });
+                return Err(Error::no_effect(field, "with `parallel.tensor` = 1: no layer is split"));
             }
             if parallel.sequence {
                 let problem = "splits layers one by one, but with `parallel.sequence` activations between layers are split along the sequence";
-                return Err(Error::Conflict { field, problem: problem.into() });
+                return Err(Error::conflict(field, problem));
             }
         }
         if parallel.local_after > 0 && !parallel.is_local() {
-            let why = "with `parallel.average_every` = 1: gradients are reduced in every step".into();
-            return Err(Error::NoEffect { field: section.field("local_after"), why });
+            let why = "with `parallel.average_every` = 1: gradients are reduced in every step";
+            return Err(section.no_effect("local_after", why));
         }
         let Some(started) = started else { return Ok(parallel) };
         match Mesh::for_ranks(parallel.axis_sizes(), started) {
@@ -199,8 +197,8 @@ impl Parallel {
         for (key, _, value) in asked.into_iter().filter(|(_, asked, _)| *asked) {
             let field = format!("parallel.{key}");
             if self.data == 1 {
-                let why = "with `parallel.data` = 1: there is no other rank along the data axis".into();
-                return Err(Error::NoEffect { field, why });
+                let why = "with `parallel.data` = 1: there is no other rank along the data axis";
+                return Err(Error::no_effect(field, why));
             }
             if let Some(pipeline) = self.pipeline.as_ref().filter(|pipeline| pipeline.is_asynchronous()) {
                 let problem = format!(
@@ -208,27 +206,27 @@ impl Parallel {
                      a schedule that flushes every step",
                     pipeline.schedule
                 );
-                return Err(Error::Conflict { field, problem });
+                return Err(Error::conflict(field, problem));
             }
         }
         if self.zero > 0 && run.prune.as_ref().is_some_and(|prune| prune.state == StateForm::Dense) {
             let problem = "is \"dense\", but `parallel.zero` shards compressed state only: remove it";
-            return Err(Error::Conflict { field: "prune.state".into(), problem: problem.into() });
+            return Err(Error::conflict("prune.state", problem));
         }
         if self.spatial.ranks() > 1 && run.train.noise_scale {
             let problem = "is true, but with `parallel.spatial` a rank has only a partial sum of a micro-batch's gradient";
-            return Err(Error::Conflict { field: "train.noise_scale".into(), problem: problem.into() });
+            return Err(Error::conflict("train.noise_scale", problem));
         }
         if self.spatial.ranks() > 1 && run.train.batch_norm_group > 0 {
             let problem = format!(
                 "is {}, but with `parallel.spatial` ranks hold tiles of every sample",
                 run.train.batch_norm_group
             );
-            return Err(Error::Conflict { field: "train.batch_norm_group".into(), problem });
+            return Err(Error::conflict("train.batch_norm_group", problem));
         }
         if self.sequence && run.train.noise_scale {
             let problem = "is true, but with `parallel.sequence` a rank has only a partial sum of a micro-batch's gradient";
-            return Err(Error::Conflict { field: "train.noise_scale".into(), problem: problem.into() });
+            return Err(Error::conflict("train.noise_scale", problem));
         }
         if !self.is_local() {
             return Ok(());
@@ -237,44 +235,43 @@ impl Parallel {
             "but with `parallel.average_every` = {} each rank takes its own steps",
             self.average_every
         );
-        let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
         if let Some(pipeline) = &self.pipeline {
             let problem = format!(
                 "is {}, {apart}: a rank here would be a pipeline of {} ranks",
                 pipeline.stages, pipeline.stages
             );
-            return conflict("parallel.pipeline", problem);
+            return Err(Error::conflict("parallel.pipeline", problem));
         }
         if self.tensor > 1 {
             let problem = format!(
                 "is {}, {apart}: a rank here would be a tensor-parallel group of {} ranks",
                 self.tensor, self.tensor
             );
-            return conflict("parallel.tensor", problem);
+            return Err(Error::conflict("parallel.tensor", problem));
         }
         if self.spatial.ranks() > 1 {
             let ranks = self.spatial.ranks();
             let problem =
                 format!("is {ranks}, {apart}: a rank here would be a spatial group of {ranks} ranks");
-            return conflict("parallel.spatial", problem);
+            return Err(Error::conflict("parallel.spatial", problem));
         }
         if self.zero > 0 {
             let problem = format!("is {}, {apart} and needs its full state", self.zero);
-            return conflict("parallel.zero", problem);
+            return Err(Error::conflict("parallel.zero", problem));
         }
         if self.batch_norm == BatchNormSync::Synchronised {
-            return conflict("parallel.batch_norm", format!("is \"synchronised\", {apart}"));
+            return Err(Error::conflict("parallel.batch_norm", format!("is \"synchronised\", {apart}")));
         }
         if run.train.precision == Precision::Bf16 && run.optimizer.master == MasterForm::LowBits {
             let problem =
                 format!("is \"low-bits\", {apart} and f32 master weights are averaged: set it to \"f32\"");
-            return conflict("optimizer.master", problem);
+            return Err(Error::conflict("optimizer.master", problem));
         }
         if run.train.noise_scale {
-            return conflict(
+            return Err(Error::conflict(
                 "train.noise_scale",
                 format!("is true, {apart} and never has the gradient of the full batch"),
-            );
+            ));
         }
         Ok(())
     }
@@ -284,13 +281,12 @@ impl Parallel {
         if self.integrated.is_none() {
             return Ok(());
         }
-        let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
         let spatial = self.spatial.ranks();
         let (axis, ranks) =
             if spatial > 1 { ("parallel.spatial", spatial) } else { ("parallel.tensor", self.tensor) };
         if ranks == 1 {
             let why = "with `parallel.tensor` = 1 and `parallel.spatial` = 1: there is no group of ranks";
-            return Err(Error::NoEffect { field: "parallel.integrated".into(), why: why.into() });
+            return Err(Error::no_effect("parallel.integrated", why));
         }
         if self.tensor > 1 && spatial > 1 {
             let problem = format!(
@@ -298,36 +294,36 @@ impl Parallel {
                  of them out",
                 self.tensor
             );
-            return conflict("parallel.tensor", problem);
+            return Err(Error::conflict("parallel.tensor", problem));
         }
         if self.linear != LinearForm::Paired {
             let problem = "is written, but `parallel.integrated` decides how linear layers are split";
-            return conflict("parallel.linear", problem.into());
+            return Err(Error::conflict("parallel.linear", problem));
         }
         let micro_batch = run.batch().micro_batch;
         if micro_batch < ranks {
             let problem = format!(
                 "is {ranks}, but with `parallel.integrated` these ranks split the {micro_batch} samples of a micro-batch"
             );
-            return conflict(axis, problem);
+            return Err(Error::conflict(axis, problem));
         }
         if run.train.noise_scale {
             let problem = "is true, but with `parallel.integrated` a rank has only a partial sum of a micro-batch's gradient";
-            return conflict("train.noise_scale", problem.into());
+            return Err(Error::conflict("train.noise_scale", problem));
         }
         if run.train.batch_norm_group > 0 {
             let problem = format!(
                 "is {}, but with `parallel.integrated` ranks split the samples of a micro-batch",
                 run.train.batch_norm_group
             );
-            return conflict("train.batch_norm_group", problem);
+            return Err(Error::conflict("train.batch_norm_group", problem));
         }
         if let Some(pipeline) = &self.pipeline {
             let problem = format!(
                 "is {}, but `parallel.integrated` does not work with pipeline parallelism",
                 pipeline.stages
             );
-            return conflict("parallel.pipeline", problem);
+            return Err(Error::conflict("parallel.pipeline", problem));
         }
         Ok(())
     }
@@ -343,6 +339,6 @@ impl Parallel {
              `train.micro_batches` = {})",
             self.data, train.batch, self.data, train.micro_batches
         );
-        Err(Error::Conflict { field: "parallel.data".into(), problem })
+        Err(Error::conflict("parallel.data", problem))
     }
 }

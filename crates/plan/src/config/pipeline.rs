@@ -74,23 +74,22 @@ impl PipelineConfig {
         if stages > 1 {
             // A resolved file has both, and the named one is then the usual.
             if pipeline.schedule_file.is_some() && pipeline.schedule != ScheduleName::OneFOneB {
-                let why = "with `parallel.schedule_file`, which defines its own order".into();
-                return Err(Error::NoEffect { field: section.field("schedule"), why });
+                let why = "with `parallel.schedule_file`, which defines its own order";
+                return Err(section.no_effect("schedule", why));
             }
             let of_names = [("chunks", pipeline.chunks), ("pipelines", pipeline.pipelines)];
             if let Some((key, _)) = of_names.into_iter().find(|(_, value)| value.is_some())
                 && pipeline.schedule_file.is_some()
             {
-                let why = "with `parallel.schedule_file`, which places the stages itself".into();
-                return Err(Error::NoEffect { field: section.field(key), why });
+                let why = "with `parallel.schedule_file`, which places the stages itself";
+                return Err(section.no_effect(key, why));
             }
             return Ok(Some(pipeline));
         }
         match OF_STAGES.into_iter().find(|key| section.has(key)) {
             None => Ok(None),
             Some(key) => {
-                let why = "with `parallel.pipeline` = 1: the model is on one rank".into();
-                Err(Error::NoEffect { field: section.field(key), why })
+                Err(section.no_effect(key, "with `parallel.pipeline` = 1: the model is on one rank"))
             }
         }
     }
@@ -122,7 +121,7 @@ impl PipelineConfig {
     /// Takes the text of the user's own schedule, which must be for as many stages and micro-batches, and end
     /// every step.
     pub(super) fn bring(&mut self, text: &str, micro_batches: usize) -> Result<(), Error> {
-        let conflict = |problem: String| Error::Conflict { field: "parallel.schedule_file".into(), problem };
+        let conflict = |problem: String| Error::conflict("parallel.schedule_file", problem);
         let schedule = Schedule::parse(text).map_err(|error| conflict(format!("cannot be read: {error}")))?;
         schedule.validate().map_err(|error| conflict(format!("cannot be run: {error}")))?;
         let found = (schedule.stages(), schedule.micro_batches, schedule.batches);
@@ -174,19 +173,19 @@ impl PipelineConfig {
         if !self.cut.is_empty() && self.cut.len() + 1 != virtual_stages {
             let problem =
                 format!("cuts the model into {} stages, but there are {virtual_stages}", self.cut.len() + 1);
-            return Err(Error::Conflict { field: "parallel.cut".into(), problem });
+            return Err(Error::conflict("parallel.cut", problem));
         }
         if run.train.noise_scale {
             let why =
                 format!("with `parallel.pipeline` = {}: it needs the full model on each rank", self.stages);
-            return Err(Error::NoEffect { field: "train.noise_scale".into(), why });
+            return Err(Error::no_effect("train.noise_scale", why));
         }
         if run.parallel.is_local() {
             let problem = format!(
                 "is {}, but pipeline stages cannot take local steps: remove it with `parallel.pipeline` = {}",
                 run.parallel.average_every, self.stages
             );
-            return Err(Error::Conflict { field: "parallel.average_every".into(), problem });
+            return Err(Error::conflict("parallel.average_every", problem));
         }
         if !self.is_asynchronous() {
             return match self.drain {
@@ -194,27 +193,26 @@ impl PipelineConfig {
                 Some(_) => {
                     let why =
                         format!("with `parallel.schedule` = \"{}\", which flushes every step", self.schedule);
-                    Err(Error::NoEffect { field: "parallel.drain".into(), why })
+                    Err(Error::no_effect("parallel.drain", why))
                 }
             };
         }
-        let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
         if run.train.clip > 0.0 {
             let problem = format!(
                 "is {}, but \"{}\" never has the gradient of the full model at one time: set it to 0",
                 run.train.clip, self.schedule
             );
-            return conflict("train.clip", problem);
+            return Err(Error::conflict("train.clip", problem));
         }
         match &run.prune {
-            Some(prune) if prune.method.goes_on() => conflict(
+            Some(prune) if prune.method.goes_on() => Err(Error::conflict(
                 "prune.method",
                 format!(
                     "prunes during training, but with \"{}\" micro-batches are always in flight: prune before the \
                      first step, or use a schedule that flushes every step",
                     self.schedule
                 ),
-            ),
+            )),
             _ => Ok(()),
         }
     }

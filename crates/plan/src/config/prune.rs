@@ -17,11 +17,10 @@ impl Pruning {
         match self.weights {
             WeightForm::Compressed if self.state == StateForm::Dense => {
                 let problem = "is \"compressed\", but `prune.state` = \"dense\" keeps gradients and state of all weights: remove it";
-                Err(Error::Conflict { field, problem: problem.into() })
+                Err(Error::conflict(field, problem))
             }
             WeightForm::Compressed if self.sparsity == 0.0 => {
-                let why = "with `prune.sparsity` = 0: nothing is pruned".into();
-                Err(Error::NoEffect { field, why })
+                Err(Error::no_effect(field, "with `prune.sparsity` = 0: nothing is pruned"))
             }
             _ => Ok(()),
         }
@@ -34,17 +33,17 @@ impl Pruning {
         }
         let field = String::from("prune.kernels");
         if run.train.precision != Precision::F32 {
-            let why = "with `train.precision` = \"bf16\": dense kernels are faster there".into();
-            return Err(Error::NoEffect { field, why });
+            let why = "with `train.precision` = \"bf16\": dense kernels are faster there";
+            return Err(Error::no_effect(field, why));
         }
         if run.device.kind == DeviceKind::Cuda {
-            let why = "with `device.kind` = \"cuda\": dense kernels are faster there".into();
-            return Err(Error::NoEffect { field, why });
+            let why = "with `device.kind` = \"cuda\": dense kernels are faster there";
+            return Err(Error::no_effect(field, why));
         }
         if !run.storage().compressed {
             let problem =
                 "is \"sparse\", which computes gradients of kept weights only, but `prune.state` is dense";
-            return Err(Error::Conflict { field, problem: problem.into() });
+            return Err(Error::conflict(field, problem));
         }
         Ok(())
     }
@@ -56,7 +55,7 @@ impl Pruning {
         }
         let problem = "is \"elsa\", which weighs weights by Adam's second moment: set `optimizer.name` to \"adamw\", \"adam\" or \
                        \"lamb\"";
-        Err(Error::Conflict { field: "prune.method".into(), problem: problem.into() })
+        Err(Error::conflict("prune.method", problem))
     }
 
     pub(super) fn read(section: &mut Section) -> Result<Option<Pruning>, Error> {
@@ -64,8 +63,6 @@ impl Pruning {
             return Ok(None);
         }
         let mut values = section.read_variant(fields::PRUNE, "")?;
-        let no_effect =
-            |key: &str, why: &str| Err(Error::NoEffect { field: section.field(key), why: why.into() });
         if let Some(form) = values.find("form") {
             let (scope, tolerance, l1) = match form {
                 TicketForm::Weights => (Scope::Layer, WEIGHTS_TOLERANCE, 0.0),
@@ -75,24 +72,26 @@ impl Pruning {
             values.set_left_out("tolerance", tolerance);
             values.set_left_out("l1", l1);
             if form == TicketForm::Weights && values.get::<f64>("l1") != 0.0 {
-                return no_effect(
+                return Err(section.no_effect(
                     "l1",
                     "with `prune.form` = \"weights\": it is a penalty on batch-norm scales",
-                );
+                ));
             }
             if form == TicketForm::Channels && values.get::<Scope>("scope") != Scope::Global {
                 let why = "with `prune.form` = \"channels\", which have one global threshold";
-                return no_effect("scope", why);
+                return Err(section.no_effect("scope", why));
             }
         }
         if values.get::<String>("method") == "keep" && !section.has("sparsity") {
             let problem = "is \"keep\", which keeps the zeros of the checkpoint to start from, and there is none: give one with \
                            `espalier train --from`";
-            return Err(Error::Conflict { field: section.field("method"), problem: problem.into() });
+            return Err(section.conflict("method", problem));
         }
         let prune: Pruning = values.all();
         if matches!(prune.method, PruneMethod::TwoOfFour { .. }) && prune.sparsity != 0.5 {
-            return no_effect("sparsity", "with `prune.method` = \"2:4\", which is 0.5 by definition");
+            return Err(
+                section.no_effect("sparsity", "with `prune.method` = \"2:4\", which is 0.5 by definition")
+            );
         }
         if prune.biases {
             let of = match prune.method {
@@ -105,21 +104,21 @@ impl Pruning {
             if let Some(of) = of {
                 let problem =
                     format!("is true, but `prune.method` = \"{}\" prunes {of}", prune.method.name());
-                return Err(Error::Conflict { field: section.field("biases"), problem });
+                return Err(section.conflict("biases", problem));
             }
         }
         if let PruneMethod::Gradual { initial, .. } = prune.method
             && initial > prune.sparsity
         {
             let problem = format!("is {initial}, above `prune.sparsity` = {}", prune.sparsity);
-            return Err(Error::Conflict { field: section.field("initial"), problem });
+            return Err(section.conflict("initial", problem));
         }
         if let PruneMethod::Gradual { span, .. } | PruneMethod::Elsa { span, .. } = prune.method
             && let Some(start) = span.start
             && (1..=start).contains(&span.end)
         {
             let problem = format!("is {}, which is not after `prune.start` = {start}", span.end);
-            return Err(Error::Conflict { field: section.field("end"), problem });
+            return Err(section.conflict("end", problem));
         }
         Ok(Some(prune))
     }

@@ -111,12 +111,10 @@ impl RunTable {
     /// Puts a model in. Fields that are written beside the word stay, such as a shorter context. Text is read
     /// by `tokenizer`, unless another one is named.
     pub fn set_model(&mut self, model: &ModelConfig, tokenizer: Option<&Path>) -> Result<(), Error> {
-        let mut model = Table::try_from(model).map_err(|why| Error::Value {
-            field: "model".into(),
-            expected: "of numbers that a run file can hold".into(),
-            got: why.to_string(),
-            hint: None,
-        })?;
+        let unwritten = |why: toml::ser::Error| {
+            Error::value("model", "of numbers that a run file can hold", why.to_string())
+        };
+        let mut model = Table::try_from(model).map_err(unwritten)?;
         if let Some(Value::Table(own)) = self.fields.remove("model") {
             model.extend(own.into_iter().filter(|(key, value)| key != "name" || !model::is_open(value)));
         }

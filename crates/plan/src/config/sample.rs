@@ -15,19 +15,18 @@ impl SampleConfig {
 
     /// What the other sections must be for a sample to be written.
     pub(super) fn check(&self, run: &RunFile) -> Result<(), Error> {
-        let no_effect = |field: &str, why: String| Err(Error::NoEffect { field: field.into(), why });
         if !run.model.takes_text() {
-            return no_effect(
+            return Err(Error::no_effect(
                 "sample",
                 format!("with the model {}, which generates no text", run.model.name),
-            );
+            ));
         }
         if matches!(run.data.source, DatasetSource::Tokens { .. }) {
             let why = "with `data.kind` = \"tokens\": token files have no tokenizer";
-            return no_effect("sample", why.into());
+            return Err(Error::no_effect("sample", why));
         }
         if self.every > 0 && run.train.eval_every == 0 {
-            return no_effect("sample.every", "with `train.eval_every` = 0".into());
+            return Err(Error::no_effect("sample.every", "with `train.eval_every` = 0"));
         }
         Ok(())
     }

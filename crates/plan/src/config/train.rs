@@ -47,10 +47,8 @@ impl Train {
         let mut values = section.read(fields::TRAIN)?;
         match (section.has("steps"), section.has("epochs")) {
             (true, true) => {
-                let problem =
-                    "and `train.steps` exclude each other: write one of them (`--set train.steps=` leaves the other out)"
-                        .into();
-                return Err(Error::Conflict { field: section.field("epochs"), problem });
+                let problem = "and `train.steps` exclude each other: write one of them (`--set train.steps=` leaves the other out)";
+                return Err(section.conflict("epochs", problem));
             }
             (false, false) => values.set("steps", 100),
             _ => {}
@@ -59,7 +57,7 @@ impl Train {
         if !train.batch.is_multiple_of(train.micro_batches) {
             let problem =
                 format!("is {}, which does not divide `train.batch` = {}", train.micro_batches, train.batch);
-            return Err(Error::Conflict { field: section.field("micro_batches"), problem });
+            return Err(section.conflict("micro_batches", problem));
         }
         Ok(train)
     }
@@ -83,8 +81,7 @@ impl CheckpointPolicy {
     pub(super) fn read(section: &mut Section) -> Result<CheckpointPolicy, Error> {
         let checkpoint: CheckpointPolicy = section.read(fields::CHECKPOINT)?.all();
         if checkpoint.every == 0 && checkpoint.keep != 3 {
-            let why = "with `checkpoint.every` = 0: there is one, at the end".into();
-            return Err(Error::NoEffect { field: section.field("keep"), why });
+            return Err(section.no_effect("keep", "with `checkpoint.every` = 0: there is one, at the end"));
         }
         Ok(checkpoint)
     }

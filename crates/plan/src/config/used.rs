@@ -77,7 +77,7 @@ impl RunFile {
         ) && run.data.source == self.data.source
         {
             let problem = format!("is removed, and the model was trained on all of `data.path` ({instead})");
-            return Err(Error::Conflict { field: "data.validation_path".into(), problem });
+            return Err(Error::conflict("data.validation_path", problem));
         }
         let (HeldOut::Fraction { validation: was }, HeldOut::Fraction { validation: is }) =
             (&self.data.held_out, &run.data.held_out)
@@ -88,7 +88,7 @@ impl RunFile {
             let problem = format!(
                 "is {is}, and the run held out {was}: the model was trained on the rest of it ({instead})"
             );
-            return Err(Error::Conflict { field: "data.validation".into(), problem });
+            return Err(Error::conflict("data.validation", problem));
         }
         let are_synthetic = self.data.is_synthetic() && run.data.is_synthetic();
         if are_synthetic && (run.seed != self.seed || run.data.source != self.data.source) {
@@ -96,7 +96,7 @@ impl RunFile {
             let problem = format!(
                 "selects other samples than the run did: the model was trained on some of the new validation split ({instead})"
             );
-            return Err(Error::Conflict { field: field.into(), problem });
+            return Err(Error::conflict(field, problem));
         }
         Ok(())
     }

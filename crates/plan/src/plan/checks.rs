@@ -29,7 +29,7 @@ pub(super) fn ties(
         model.parameters()[twice].name,
         pipeline.order.name()
     );
-    Err(Error::Conflict { field: "model".into(), problem })
+    Err(Error::conflict("model", problem))
 }
 
 /// Copies of a stage make gradients of other micro-batches, at other times: no two of them belong together
@@ -45,7 +45,7 @@ pub(super) fn scattering(data_parallel: DataParallelMode, schedule: &Schedule) -
         stage.number(),
         schedule.name
     );
-    Err(Error::Conflict { field: "parallel.zero".into(), problem })
+    Err(Error::conflict("parallel.zero", problem))
 }
 
 /// Settings of batch norms need batch norms.
@@ -57,7 +57,7 @@ pub(super) fn norms(batch: &BatchSizes, model: &ModelSpec) -> Result<(), Error> 
     match set.into_iter().find(|(_, set)| *set) {
         Some((field, _)) if model.buffers().is_empty() => {
             let why = format!("with `model.name` = \"{}\", which has no batch norm", model.name);
-            Err(Error::NoEffect { field: field.into(), why })
+            Err(Error::no_effect(field, why))
         }
         _ => Ok(()),
     }
@@ -69,14 +69,14 @@ pub(super) fn recompute(recompute: RecomputeMode, model: &ModelSpec) -> Result<(
     match (recompute, model.blocks.len().saturating_sub(1)) {
         (RecomputeMode::Attention, _) if !model.attends() => {
             let why = format!("as \"attention\" with `model.name` = \"{}\", which has none", model.name);
-            Err(Error::NoEffect { field: field(), why })
+            Err(Error::no_effect(field(), why))
         }
         (RecomputeMode::Blocks(number), most) if number > most => {
             let problem = format!(
                 "is {number}, and the model {} has {most} blocks before its last: \"block\" recomputes them all",
                 model.name
             );
-            Err(Error::Conflict { field: field(), problem })
+            Err(Error::conflict(field(), problem))
         }
         _ => Ok(()),
     }
@@ -92,7 +92,7 @@ pub(super) fn pruning(
     for part in &prune.exclude {
         if !parameters.iter().any(|parameter| parameter.name.contains(part.as_str())) {
             let why = format!("for \"{part}\", which is in no name of {}'s parameters", model.name);
-            return Err(Error::NoEffect { field: "prune.exclude".into(), why });
+            return Err(Error::no_effect("prune.exclude", why));
         }
     }
     if !parameters.iter().any(|parameter| prune.covers(parameter)) {
@@ -102,7 +102,7 @@ pub(super) fn pruning(
             true => ": it has no weight of two dimensions but embeddings",
             false => ": see `prune.exclude`",
         };
-        return Err(Error::Conflict { field: "prune.method".into(), problem: problem + hint });
+        return Err(Error::conflict("prune.method", problem + hint));
     }
     if let PruneMethod::Wanda { .. } = prune.method {
         let read = model.observed_weights();
@@ -112,7 +112,7 @@ pub(super) fn pruning(
                  `prune.exclude`",
                 other.name
             );
-            return Err(Error::Conflict { field: "prune.method".into(), problem });
+            return Err(Error::conflict("prune.method", problem));
         }
     }
     if let PruneMethod::EarlyBird { form: TicketForm::Channels, .. } = prune.method
@@ -122,7 +122,7 @@ pub(super) fn pruning(
             "is \"channels\", but the model {} has no prunable convolution followed by a batch norm: use \"weights\"",
             model.name
         );
-        return Err(Error::Conflict { field: "prune.form".into(), problem });
+        return Err(Error::conflict("prune.form", problem));
     }
     // How many steps an epoch has, only the data knows.
     let RunLength::Steps(steps) = length else { return Ok(()) };

@@ -9,9 +9,11 @@ impl Candidate {
     /// A run file with this layout instead of its own.
     pub fn applied(&self, run: &RunFile) -> Result<RunFile, Error> {
         let batch = run.train.batch;
-        let micro_batches = self.micro_batches(batch).ok_or_else(|| Error::Conflict {
-            field: "train.batch".into(),
-            problem: format!("is {batch}, which this layout cannot split evenly: {self}"),
+        let micro_batches = self.micro_batches(batch).ok_or_else(|| {
+            Error::conflict(
+                "train.batch",
+                format!("is {batch}, which this layout cannot split evenly: {self}"),
+            )
         })?;
         run.single_rank().with(|run| {
             (run.train.micro_batches, run.train.recompute) = (micro_batches, self.recompute);

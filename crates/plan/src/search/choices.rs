@@ -26,13 +26,11 @@ fn allowed(search: &LayoutSearch) -> Result<Vec<Candidate>, Error> {
     let is_compressed = [("state", fixed.compressed), ("weights", fixed.compressed_weights)];
     let compressed = is_compressed.into_iter().find(|(_, chosen)| *chosen == Some(true));
     if let Some((field, _)) = compressed.filter(|_| plan.pruning.is_none()) {
-        let why = "as compressed without pruning".into();
-        return Err(Error::NoEffect { field: format!("--layout {field}"), why });
+        return Err(Error::no_effect(format!("--layout {field}"), "as compressed without pruning"));
     }
     if fixed.pipeline == Some(1) && (fixed.schedule.is_some() || fixed.chunks.is_some()) {
         let field = if fixed.schedule.is_some() { "schedule" } else { "chunks" };
-        let why = "with pipeline=1".into();
-        return Err(Error::NoEffect { field: format!("--layout {field}"), why });
+        return Err(Error::no_effect(format!("--layout {field}"), "with pipeline=1"));
     }
     let blocks = plan.model.blocks.len();
     let node = &job.cluster.node;
@@ -40,21 +38,21 @@ fn allowed(search: &LayoutSearch) -> Result<Vec<Candidate>, Error> {
     if !job.cluster.device.has(precision) {
         let problem =
             format!("is {}, which {} does not compute in", precision.name(), job.cluster.device.name);
-        return Err(Error::Conflict { field: "train.precision".into(), problem });
+        return Err(Error::conflict("train.precision", problem));
     }
     if let Some(nodes) = job.cluster.nodes.filter(|nodes| devices > nodes.saturating_mul(node.devices)) {
         let problem = format!(
             "is {nodes}, and {devices} devices are more than the {} that these have",
             nodes * node.devices
         );
-        return Err(Error::Conflict { field: "nodes".into(), problem });
+        return Err(Error::conflict("nodes", problem));
     }
     if devices > node.devices && !node.cores && job.cluster.network.is_none() {
         let problem = format!(
             "is missing, and {devices} devices are more than the {} of a node: say how nodes are connected, or plan for one",
             node.devices
         );
-        return Err(Error::Conflict { field: "network".into(), problem });
+        return Err(Error::conflict("network", problem));
     }
     let most_tensor = if engine.tensor { MOST_TENSOR_NODES * job.cluster.node.devices } else { 1 };
     let image = match plan.model.input {
@@ -196,7 +194,6 @@ fn none(search: &LayoutSearch) -> Error {
         allowed(&LayoutSearch { fixed, ..*search }).is_ok_and(|all| !all.is_empty())
     };
     let blamed = search.fixed.without_each().into_iter().find(|(_, fixed)| is_possible(fixed));
-    let conflict = |field: &str, problem: String| Error::Conflict { field: field.into(), problem };
     if let Some((field, _)) = blamed {
         let must = match field {
             "data" => format!("replicas must divide both {devices} devices and the batch of {batch}"),
@@ -226,20 +223,20 @@ fn none(search: &LayoutSearch) -> Error {
             }
             _ => format!("engine {engine} has no such layout of {devices} devices"),
         };
-        return conflict(&format!("--layout {field}"), format!("leaves no layout: {must}"));
+        return Error::conflict(format!("--layout {field}"), format!("leaves no layout: {must}"));
     }
     if is_possible(&SearchConstraints::default()) {
         let problem = format!(
             "leaves no layout of {devices} devices for a batch of {batch}: its fields contradict each other"
         );
-        return conflict("--layout", problem);
+        return Error::conflict("--layout", problem);
     }
     let problem = format!(
         "is {batch}, which {devices} devices cannot split evenly: each replica takes an equal part, and the model {} \
          has {blocks} blocks for pipeline stages",
         job.plan.model.name
     );
-    conflict("train.batch", problem)
+    Error::conflict("train.batch", problem)
 }
 
 #[cfg(test)]

@@ -35,20 +35,23 @@ pub struct SearchConstraints {
     pub compressed_weights: Option<bool>,
 }
 
+/// Sets a field free.
+type Free = fn(&mut SearchConstraints);
+
 /// What can be fixed.
-const FIELDS: [&str; 12] = [
-    "data",
-    "pipeline",
-    "sequence",
-    "tensor",
-    "spatial",
-    "micro_batch",
-    "schedule",
-    "chunks",
-    "recompute",
-    "zero",
-    "state",
-    "weights",
+const FIELDS: [(&str, Free); 12] = [
+    ("data", |fixed| fixed.data = None),
+    ("pipeline", |fixed| fixed.pipeline = None),
+    ("sequence", |fixed| fixed.sequence = None),
+    ("tensor", |fixed| fixed.tensor = None),
+    ("spatial", |fixed| fixed.grid = None),
+    ("micro_batch", |fixed| fixed.micro_batch = None),
+    ("schedule", |fixed| fixed.schedule = None),
+    ("chunks", |fixed| fixed.chunks = None),
+    ("recompute", |fixed| fixed.recompute = None),
+    ("zero", |fixed| fixed.zero = None),
+    ("state", |fixed| fixed.compressed = None),
+    ("weights", |fixed| fixed.compressed_weights = None),
 ];
 
 impl SearchConstraints {
@@ -64,8 +67,7 @@ impl SearchConstraints {
             let field = field.trim();
             fixed.set(field, value.trim())?;
             if named.contains(&field) {
-                let problem = "is written twice".into();
-                return Err(Error::Conflict { field: format!("--layout {field}"), problem });
+                return Err(Error::conflict(format!("--layout {field}"), "is written twice"));
             }
             named.push(field);
         }
@@ -73,12 +75,8 @@ impl SearchConstraints {
     }
 
     fn set(&mut self, field: &str, value: &str) -> Result<(), Error> {
-        let wrong = |expected: &str| Error::Value {
-            field: format!("--layout {field}"),
-            expected: expected.into(),
-            got: format!("\"{value}\""),
-            hint: None,
-        };
+        let wrong =
+            |expected: &str| Error::value(format!("--layout {field}"), expected, format!("\"{value}\""));
         let integer = || {
             let number = value.parse::<usize>().ok().filter(|number| *number > 0);
             number.ok_or_else(|| wrong("a whole number of at least 1"))
@@ -121,7 +119,8 @@ impl SearchConstraints {
                 *form = Some(compressed);
             }
             _ => {
-                let hint = nearest(field, FIELDS).map(|near| format!("--layout {near}"));
+                let hint =
+                    nearest(field, FIELDS.map(|(name, _)| name)).map(|near| format!("--layout {near}"));
                 return Err(Error::UnknownField { field: format!("--layout {field}"), hint });
             }
         }
@@ -135,28 +134,12 @@ impl SearchConstraints {
 
     /// Of each field that is fixed its name, and the same without it.
     pub(super) fn without_each(&self) -> Vec<(&'static str, SearchConstraints)> {
-        let mut all = Vec::new();
-        for field in FIELDS {
+        let without = |(name, free): (&'static str, Free)| {
             let mut freed = self.clone();
-            match field {
-                "data" => freed.data = None,
-                "pipeline" => freed.pipeline = None,
-                "tensor" => freed.tensor = None,
-                "spatial" => freed.grid = None,
-                "sequence" => freed.sequence = None,
-                "micro_batch" => freed.micro_batch = None,
-                "schedule" => freed.schedule = None,
-                "chunks" => freed.chunks = None,
-                "recompute" => freed.recompute = None,
-                "zero" => freed.zero = None,
-                "state" => freed.compressed = None,
-                _ => freed.compressed_weights = None,
-            }
-            if freed != *self {
-                all.push((field, freed));
-            }
-        }
-        all
+            free(&mut freed);
+            (freed != *self).then_some((name, freed))
+        };
+        FIELDS.into_iter().filter_map(without).collect()
     }
 
     /// Whether all is free.

@@ -278,9 +278,8 @@ mod tests {
     fn compressed_weights_are_tried_where_nothing_else_fits() {
         let text = "[model]\nlayers = 24\nwidth = 4096\nheads = 32\ncontext = 512\nvocab = 256\n\
             [train]\nbatch = 1\nprecision = \"bf16\"\n[prune]\nmethod = \"random\"\nsparsity = 0.9\n";
-        let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
         let found = |devices: usize, more: &str, fixed: &str| {
-            let plan = Plan::new(RunFile::parse(&format!("{text}{more}"), &[]).unwrap(), facts).unwrap();
+            let plan = Plan::of_text(&format!("{text}{more}"));
             let cluster = builtin("summit").unwrap();
             let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
             let fixed = SearchConstraints::parse(fixed).unwrap();
@@ -313,8 +312,7 @@ mod tests {
     fn where_none_fits_the_smallest_is_named() {
         let text = "[model]\nlayers = 24\nwidth = 4096\nheads = 32\ncontext = 512\nvocab = 256\n\
             [train]\nbatch = 8\nprecision = \"bf16\"\n";
-        let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
-        let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
+        let plan = Plan::of_text(text);
         let mut cluster = builtin("summit").unwrap();
         cluster.network = None;
         let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
@@ -337,8 +335,7 @@ mod tests {
     fn replicas_shard_gradients_and_weights_where_they_must() {
         let text = "[model]\nlayers = 24\nwidth = 4096\nheads = 32\ncontext = 512\nvocab = 256\n\
             [train]\nbatch = 48\nprecision = \"bf16\"\n";
-        let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
-        let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
+        let plan = Plan::of_text(text);
         let cluster = builtin("summit").unwrap();
         let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
         let found = |devices: usize, fixed: &str| {

@@ -54,7 +54,7 @@ impl Calibrated {
                  and memory explains; launch overhead and links are not refitted",
                 late(1.0)?.exp()
             );
-            return Err(Error::Conflict { field: "--calibrate".into(), problem });
+            return Err(Error::conflict("--calibrate", problem));
         }
         for _ in 0..HALVINGS {
             let middle = (low + high) / 2.0;
@@ -114,8 +114,6 @@ fn digits(number: f64) -> f64 {
 mod tests {
     use super::*;
     use crate::cluster::builtin;
-    use crate::config::RunFile;
-    use crate::plan::DataFacts;
 
     /// A small model, and its step at so many times what is predicted.
     fn run(cluster: &Cluster, precision: &str, times: f64) -> MeasuredRun {
@@ -123,8 +121,7 @@ mod tests {
             "[model]\nname = \"gpt\"\nlayers = 2\nheads = 4\nwidth = 256\ncontext = 128\n[train]\nsteps = 1\nbatch = 8\n\
              precision = \"{precision}\"\n[parallel]\ndata = 2\n"
         );
-        let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
-        let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
+        let plan = Plan::of_text(&text);
         let candidate = Candidate::of(&plan).unwrap();
         assert_eq!((candidate.data, candidate.micro_batch, candidate.ranks()), (2, 4, 2));
         let seconds = Simulation::new(&plan, cluster, EngineProfile::ESPALIER)

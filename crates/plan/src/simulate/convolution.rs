@@ -76,9 +76,8 @@ impl PassContext<'_> {
 mod tests {
     use super::super::{Candidate, Simulation};
     use crate::cluster::{ByPass, Cluster, Convolution, builtin};
-    use crate::config::RunFile;
     use crate::engine::EngineProfile;
-    use crate::plan::{DataFacts, Plan};
+    use crate::plan::Plan;
 
     /// A core whose convolutions cost what these fields say.
     fn core(by_pass: ByPass) -> Cluster {
@@ -97,8 +96,7 @@ mod tests {
             "[model]\nname = \"resnet8\"\n[train]\nsteps = 1\nbatch = 16\nmicro_batches = {}\n[parallel]\n{axis} = 4\n",
             if axis == "data" { 1 } else { 4 }
         );
-        let facts = DataFacts { image: Some((32, 32, 3)), classes: Some(10), ..DataFacts::default() };
-        let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
+        let plan = Plan::of_text(&text);
         let job = Simulation::new(&plan, cluster, EngineProfile::ESPALIER);
         job.estimate(&Candidate::of(&plan).unwrap()).unwrap().breakdown.compute
     }

@@ -171,14 +171,12 @@ mod tests {
     use super::super::passes::PassSeconds;
     use super::*;
     use crate::cluster::builtin;
-    use crate::config::RunFile;
     use crate::engine::EngineProfile;
-    use crate::plan::{DataFacts, Plan};
+    use crate::plan::Plan;
 
     fn plan(model: &str, axis: &str) -> Plan {
         let text = format!("[model]\n{model}\n[train]\nsteps = 1\nbatch = 8\n[parallel]\n{axis} = 2\n");
-        let facts = DataFacts { vocab: Some(256), image: Some((32, 32, 3)), classes: Some(10) };
-        Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap()
+        Plan::of_text(&text)
     }
 
     fn with_reductions<R>(plan: &Plan, ask: impl FnOnce(&GradientReductions) -> R) -> R {

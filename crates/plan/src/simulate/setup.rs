@@ -32,9 +32,8 @@ impl Simulation<'_> {
 mod tests {
     use super::*;
     use crate::cluster::builtin;
-    use crate::config::RunFile;
     use crate::engine::EngineProfile;
-    use crate::plan::{DataFacts, Plan};
+    use crate::plan::Plan;
 
     /// What 13 and 80 billion weights took on an H200, pruned by magnitude and at random before the first step.
     #[test]
@@ -45,8 +44,7 @@ mod tests {
                 "[model]\nlayers = {layers}\nwidth = {width}\nheads = 64\ncontext = 512\nvocab = 256\n\
                  [train]\nbatch = 1\nprecision = \"bf16\"\n{prune}"
             );
-            let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
-            let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
+            let plan = Plan::of_text(&text);
             let simulation = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
             simulation.setup_seconds(&Candidate::of(&plan).unwrap())
         };

@@ -186,12 +186,14 @@ impl Simulation<'_> {
 
     fn micro_batches(&self, candidate: &Candidate) -> Result<usize, Error> {
         let batch = self.plan.batch.samples;
-        candidate.micro_batches(batch).ok_or_else(|| Error::Conflict {
-            field: "train.batch".into(),
-            problem: format!(
-                "is {batch}, which {} replicas with micro-batches of {} cannot split evenly",
-                candidate.data, candidate.micro_batch
-            ),
+        candidate.micro_batches(batch).ok_or_else(|| {
+            Error::conflict(
+                "train.batch",
+                format!(
+                    "is {batch}, which {} replicas with micro-batches of {} cannot split evenly",
+                    candidate.data, candidate.micro_batch
+                ),
+            )
         })
     }
 
@@ -252,9 +254,8 @@ struct StepLists {
 mod tests {
     use super::*;
     use crate::cluster::{Cluster, builtin};
-    use crate::config::RunFile;
     use crate::engine::EngineProfile;
-    use crate::plan::{DataFacts, Plan};
+    use crate::plan::Plan;
 
     /// Four ranks on two cores: replicas take twice as long as with a core each, stages less, since one works
     /// while another waits, but no less than their work.
@@ -275,8 +276,7 @@ mod tests {
                  micro_batches = {}\n[parallel]\n{axis} = 4\n",
                 if axis == "data" { 1 } else { 4 }
             );
-            let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
-            let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
+            let plan = Plan::of_text(&text);
             let candidate = Candidate::of(&plan).unwrap();
             let found =
                 Simulation::new(&plan, cluster, EngineProfile::ESPALIER).estimate(&candidate).unwrap();

@@ -2,9 +2,8 @@
 
 use super::*;
 use crate::cluster::builtin;
-use crate::config::RunFile;
 use crate::engine::EngineProfile;
-use crate::plan::{DataFacts, Plan};
+use crate::plan::Plan;
 use crate::search::{LayoutSearch, SearchConstraints};
 use crate::simulate::Simulation;
 
@@ -96,8 +95,7 @@ fn pruning_pays_where_it_is_faster_or_alone_fits() {
 #[test]
 fn hours_are_steps_of_a_curve_times_those_of_a_search() {
     let text = "[model]\nlayers = 2\nwidth = 64\nheads = 2\ncontext = 64\nvocab = 256\n[train]\nbatch = 64\n";
-    let facts = DataFacts { vocab: Some(256), ..DataFacts::default() };
-    let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
+    let plan = Plan::of_text(text);
     let mut cluster = builtin("dgx-h100").unwrap();
     (cluster.price_per_gpu_hour, cluster.watts_per_gpu) = (Some(2.5), Some(700.0));
     let fixed = SearchConstraints::default();

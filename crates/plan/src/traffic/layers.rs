@@ -246,12 +246,9 @@ impl TrafficWalk<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::RunFile;
-    use crate::plan::DataFacts;
 
     fn layer_traffic(text: &str) -> Vec<LayerTraffic> {
-        let facts = DataFacts { vocab: Some(256), image: Some((32, 32, 3)), classes: Some(10) };
-        let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
+        let plan = Plan::of_text(text);
         let schedule = plan.schedule(1).unwrap();
         (0..plan.mesh.size()).map(|rank| plan.layer_traffic(rank, &schedule).unwrap()).collect()
     }
