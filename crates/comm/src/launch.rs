@@ -25,43 +25,18 @@ pub enum Launcher {
     Torchrun,
 }
 
-/// A launcher's variables: which of them holds what.
-struct LauncherVariables {
-    launcher: Launcher,
-    size: &'static str,
-    rank: &'static str,
-    /// How many ranks the machine has, where the launcher sets that.
-    local_size: Option<&'static str>,
-}
+/// A launcher and its variables: how many ranks there are, which of them this one is, and how many of them the machine
+/// has, where the launcher sets that.
+type LauncherVariables = (Launcher, &'static str, &'static str, Option<&'static str>);
 
 /// The one that knows best first, as for [`SIZES`]; torchrun inside a Slurm job was started by Slurm, not the
 /// other way round.
 const LAUNCHERS: [LauncherVariables; 4] = [
-    LauncherVariables {
-        launcher: Launcher::Mpi,
-        size: "OMPI_COMM_WORLD_SIZE",
-        rank: "OMPI_COMM_WORLD_RANK",
-        local_size: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
-    },
-    LauncherVariables {
-        launcher: Launcher::Mpi,
-        size: "PMI_SIZE",
-        rank: "PMI_RANK",
-        local_size: Some("MPI_LOCALNRANKS"),
-    },
-    LauncherVariables {
-        launcher: Launcher::Torchrun,
-        size: "WORLD_SIZE",
-        rank: "RANK",
-        local_size: Some("LOCAL_WORLD_SIZE"),
-    },
+    (Launcher::Mpi, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", Some("OMPI_COMM_WORLD_LOCAL_SIZE")),
+    (Launcher::Mpi, "PMI_SIZE", "PMI_RANK", Some("MPI_LOCALNRANKS")),
+    (Launcher::Torchrun, "WORLD_SIZE", "RANK", Some("LOCAL_WORLD_SIZE")),
     // Not SLURM_NTASKS: a job script has it too, of which there is one.
-    LauncherVariables {
-        launcher: Launcher::Slurm,
-        size: "SLURM_STEP_NUM_TASKS",
-        rank: "SLURM_PROCID",
-        local_size: None,
-    },
+    (Launcher::Slurm, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", None),
 ];
 
 /// One of several processes that a launcher has started.
@@ -87,34 +62,31 @@ impl LaunchedProcess {
 
     /// From variables that `variable` looks up.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Option<LaunchedProcess>> {
-        let Some(names) = LAUNCHERS.iter().find(|names| variable(names.size).is_some()) else {
-            return Ok(None);
-        };
+        let found = LAUNCHERS.into_iter().find(|(_, of_size, ..)| variable(of_size).is_some());
+        let Some((launcher, of_size, of_rank, of_local_size)) = found else { return Ok(None) };
         let number = |name: &str| {
             let Some(value) = variable(name) else {
-                let what = format!("{} is set but {name} is not, which says which rank this is", names.size);
+                let what = format!("{of_size} is set but {name} is not, which says which rank this is");
                 return Err(Error::Variables { what });
             };
             let wrong = || format!("{name} must be a whole number, got `{value}`");
             value.trim().parse().map_err(|_| Error::Variables { what: wrong() })
         };
-        let size: usize = number(names.size)?;
+        let size: usize = number(of_size)?;
         if size == 0 {
-            let what = format!("{} is 0, but this process is a rank: there is at least 1", names.size);
+            let what = format!("{of_size} is 0, but this process is a rank: there is at least 1");
             return Err(Error::Variables { what });
         }
         if size < 2 {
             return Ok(None);
         }
-        let rank = number(names.rank)?;
+        let rank = number(of_rank)?;
         if rank >= size {
-            let what =
-                format!("{} is {rank}, but {} is {size}: ranks are numbered from 0", names.rank, names.size);
+            let what = format!("{of_rank} is {rank}, but {of_size} is {size}: ranks are numbered from 0");
             return Err(Error::Variables { what });
         }
-        let local_size = names.local_size.and_then(|name| number(name).ok());
-        let (launcher, variable) = (names.launcher, names.size);
-        Ok(Some(LaunchedProcess { launcher, rank, size, local_size, variable }))
+        let local_size = of_local_size.and_then(|name| number(name).ok());
+        Ok(Some(LaunchedProcess { launcher, rank, size, local_size, variable: of_size }))
     }
 }
 

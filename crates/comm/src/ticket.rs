@@ -6,8 +6,8 @@
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::call::Call;
-use crate::error::Result;
+use crate::call::{Call, Operation};
+use crate::error::{Error, Result};
 
 /// What a rank is to get, once.
 #[derive(Debug)]
@@ -56,5 +56,29 @@ impl<T> Ticket<T> {
             std::hint::spin_loop();
         }
         None
+    }
+
+    /// What a rank says that has waited so long in vain: the peer of a message is missing, or of a group those whom
+    /// `find_missing` names.
+    pub(crate) fn timed_out(
+        &self,
+        members: &[usize],
+        waited: Duration,
+        find_missing: impl FnOnce() -> Vec<usize>,
+    ) -> Result<T> {
+        let (rank, call) = (self.rank, self.call);
+        let (among, missing) = match call.operation {
+            Operation::Send { to: peer, .. } | Operation::Receive { from: peer, .. } => {
+                (Vec::new(), vec![members[peer]])
+            }
+            _ => {
+                // Without an answer all that is known is that it was one of the others.
+                let others = || members.iter().copied().filter(|&member| member != rank).collect();
+                let missing = Some(find_missing()).filter(|missing| !missing.is_empty());
+                (members.to_vec(), missing.unwrap_or_else(others))
+            }
+        };
+        // It may have arrived while the others were asked.
+        self.wait(Duration::ZERO).unwrap_or(Err(Error::TimedOut { rank, call, among, waited, missing }))
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::call::Call;
+use crate::call::{Call, Operation};
 use crate::data::CommBuffer;
 use crate::error::Result;
 
@@ -45,6 +45,15 @@ pub struct CallBuffers {
     pub read: Option<CommBuffer>,
     /// Data that is written: what is received, or both read and written by an all-reduce.
     pub write: Option<CommBuffer>,
+}
+
+impl CallBuffers {
+    /// Those of a split: a rank's [`choice`], and room for those of all.
+    pub(crate) fn of_split(choice: [u64; 2], ranks: usize) -> CallBuffers {
+        let choices = CommBuffer::U64(vec![0; 2 * ranks]);
+        let call = Call::of(Operation::Split, &choices);
+        CallBuffers { call, read: Some(CommBuffer::U64(choice.to_vec())), write: Some(choices) }
+    }
 }
 
 /// A call that was begun. Dropping it discards its result, not the call: others still get theirs.

@@ -105,6 +105,12 @@ impl Tensor {
         self.shape[..self.shape.len() - 1].iter().product()
     }
 
+    /// Its shape with rows of another width.
+    pub fn shape_with_width(&self, width: usize) -> Vec<usize> {
+        let (_, rows) = self.shape.split_last().expect("a tensor with at least one dimension");
+        [rows, &[width]].concat()
+    }
+
     /// Bytes of its elements.
     pub fn byte_len(&self) -> usize {
         self.len() * self.dtype.bytes()

@@ -33,11 +33,16 @@ pub(crate) fn create_folders(path: &Path, made: &mut Vec<PathBuf>) -> io::Result
     }
 }
 
+/// Where a file or folder is written until it is complete.
+pub(crate) fn beside(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.writing"))
+}
+
 /// Gives a file these bytes at once: whoever reads sees the old ones or the new ones, also after a kill.
 /// Where it fails, nothing else is left.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary = path.with_file_name(format!(".{name}.writing"));
+    let temporary = beside(path);
     let attempt = || {
         write_synced(&temporary, bytes)?;
         rename(&temporary, path)

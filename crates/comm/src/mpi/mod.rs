@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 use progress::{ProgressCommand, ProgressThread, RankEnding};
 use task::MpiCall;
 
-use crate::call::{Call, Operation};
 use crate::communicator::Communicator;
 use crate::data::CommBuffer;
 use crate::error::{DisplaySeconds, Error, Result};
@@ -185,13 +184,7 @@ impl Transport for MpiGroup {
         key: usize,
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
-        let choice = CommBuffer::U64(choice(colour, key).to_vec());
-        let choices = CommBuffer::U64(vec![0; 2 * self.members.len()]);
-        let buffers = CallBuffers {
-            call: Call::of(Operation::Split, &choices),
-            read: Some(choice),
-            write: Some(choices),
-        };
+        let buffers = CallBuffers::of_split(choice(colour, key), self.members.len());
         match self.order(buffers)?.wait(limit)? {
             Delivery::Group(group) => Ok(group.map(|(group, members, rank)| -> Arc<dyn Transport> {
                 Arc::new(MpiGroup { post: self.post.clone(), group, members, rank })
@@ -211,7 +204,6 @@ struct MpiPending {
 
 impl MpiPending {
     fn wait(&self, limit: Duration) -> Result<Delivery> {
-        let (rank, call) = (self.ticket.rank, self.ticket.call);
         let start = Instant::now();
         self.post.world.waiting.fetch_add(1, Ordering::Relaxed);
         let delivered = self.ticket.wait(limit);
@@ -220,29 +212,12 @@ impl MpiPending {
             return result;
         }
         let waited = start.elapsed();
-        let peer = |peer: usize| (Vec::new(), vec![self.members[peer]]);
-        let (among, missing) = match call.operation {
-            Operation::Send { to, .. } => peer(to),
-            Operation::Receive { from, .. } => peer(from),
-            _ => {
-                let (answer, missing_ranks) = mpsc::channel();
-                let order =
-                    ProgressCommand::QueryMissing { group: self.group, ticket: self.ticket.clone(), answer };
-                let _ = self.post.orders.send(order);
-                // Without an answer all that is known is that it was one of the others.
-                let missing = missing_ranks.recv_timeout(2 * ANSWER_TIMEOUT).unwrap_or_default();
-                let others = || self.members.iter().copied().filter(|&member| member != rank).collect();
-                (self.members.to_vec(), if missing.is_empty() { others() } else { missing })
-            }
-        };
-        // It may have arrived while the others were asked.
-        self.ticket.wait(Duration::ZERO).unwrap_or(Err(Error::TimedOut {
-            rank,
-            call,
-            among,
-            waited,
-            missing,
-        }))
+        self.ticket.timed_out(&self.members, waited, || {
+            let (answer, missing_ranks) = mpsc::channel();
+            let (group, ticket) = (self.group, self.ticket.clone());
+            let _ = self.post.orders.send(ProgressCommand::QueryMissing { group, ticket, answer });
+            missing_ranks.recv_timeout(2 * ANSWER_TIMEOUT).unwrap_or_default()
+        })
     }
 }
 

@@ -92,18 +92,10 @@ impl Inbound {
                 Ok(InboundEvent::Joined(stream)) => self.stream = Some(stream),
                 Ok(InboundEvent::Frame(LinkFrame::Id(id))) => self.connect(&id),
                 Ok(InboundEvent::Frame(LinkFrame::Announced(number, header))) => {
-                    self.announced
-                        .entry(header.key)
-                        .or_default()
-                        .push_back(AnnouncedMessage::OnGpu(number, header));
-                    self.bring_together(header.key);
+                    self.announce(AnnouncedMessage::OnGpu(number, header))
                 }
                 Ok(InboundEvent::Frame(LinkFrame::Here(header, bytes))) => {
-                    self.announced
-                        .entry(header.key)
-                        .or_default()
-                        .push_back(AnnouncedMessage::Here(header, bytes));
-                    self.bring_together(header.key);
+                    self.announce(AnnouncedMessage::Here(header, bytes))
                 }
                 Ok(InboundEvent::RecvBuffer(transfer)) => {
                     let key = transfer.key;
@@ -126,6 +118,12 @@ impl Inbound {
             // The GPU may still write: the memory is leaked.
             std::mem::forget(self);
         }
+    }
+
+    fn announce(&mut self, message: AnnouncedMessage) {
+        let key = message.header().key;
+        self.announced.entry(key).or_default().push_back(message);
+        self.bring_together(key);
     }
 
     /// Where a message was announced and there is a buffer of its key, the two belong together.

@@ -60,23 +60,17 @@ impl PeerLinks {
 
     /// Sends to a rank of the world.
     pub(super) fn send(&self, to: usize, transfer: LinkTransfer) -> Result<(), String> {
-        self.to(to)?
-            .send(outbound::OutboundEvent::Send(transfer))
-            .map_err(|_| "the link is broken".to_owned())
+        self.to(to)?.send(outbound::OutboundEvent::Send(transfer)).map_err(broken)
     }
 
     /// Gives a buffer for what a rank of the world sends.
     pub(super) fn receive(&self, from: usize, transfer: LinkTransfer) -> Result<(), String> {
-        self.from(from)?
-            .send(inbound::InboundEvent::RecvBuffer(transfer))
-            .map_err(|_| "the link is broken".to_owned())
+        self.from(from)?.send(inbound::InboundEvent::RecvBuffer(transfer)).map_err(broken)
     }
 
     /// Connects the GPUs of this rank and another, so that messages to it need not wait for that.
     pub(super) fn connect(&self, to: usize, ticket: Arc<Ticket<CommBuffer>>) -> Result<(), String> {
-        self.to(to)?
-            .send(outbound::OutboundEvent::Connect(ticket))
-            .map_err(|_| "the link is broken".to_owned())
+        self.to(to)?.send(outbound::OutboundEvent::Connect(ticket)).map_err(broken)
     }
 
     fn to(&self, rank: usize) -> Result<Sender<outbound::OutboundEvent>, String> {
@@ -144,4 +138,9 @@ fn greeted(stream: &mut TcpStream) -> std::io::Result<Option<usize>> {
     stream.set_read_timeout(None)?;
     let rank = u32::from_le_bytes(hello[8..].try_into().expect("four bytes"));
     Ok((hello[..8] == MAGIC).then_some(rank as usize))
+}
+
+/// Why nothing can be handed to a link's thread any more.
+fn broken<T>(_: mpsc::SendError<T>) -> String {
+    "the link is broken".to_owned()
 }

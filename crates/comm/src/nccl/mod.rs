@@ -214,27 +214,12 @@ impl NcclGroup {
                 return Err(failed.stops(ticket.rank, ticket.call));
             }
             if left.is_zero() {
-                return self.timed_out(ticket, start.elapsed());
+                let GroupMembership { name, members, .. } = &self.membership;
+                let seq_no = ticket.seq_no.get().copied().unwrap_or_default();
+                let missing = || control.find_missing(*name, seq_no, members);
+                return ticket.timed_out(members, start.elapsed(), missing);
             }
         }
-    }
-
-    fn timed_out<T>(&self, ticket: &Ticket<T>, waited: Duration) -> Result<T> {
-        let Ticket { rank, call, .. } = *ticket;
-        let members = &self.membership.members;
-        let (among, missing) = match call.operation {
-            Operation::Send { to: peer, .. } | Operation::Receive { from: peer, .. } => {
-                (Vec::new(), vec![members[peer]])
-            }
-            _ => {
-                let seq_no = ticket.seq_no.get().copied().unwrap_or_default();
-                let missing = self.world.shared.control.find_missing(self.membership.name, seq_no, members);
-                let others = || members.iter().copied().filter(|&member| member != rank).collect();
-                (members.to_vec(), if missing.is_empty() { others() } else { missing })
-            }
-        };
-        // It may have arrived while the others were asked.
-        ticket.wait(Duration::ZERO).unwrap_or(Err(Error::TimedOut { rank, call, among, waited, missing }))
     }
 
     fn start_message(&self, buffers: CallBuffers, peer: usize, tag: u32) -> Result<NcclMessage> {
@@ -349,10 +334,7 @@ impl Transport for NcclGroup {
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
         let local = choice(colour, key);
-        let choices = CommBuffer::U64(vec![0; 2 * self.membership.members.len()]);
-        let call = Call::of(Operation::Split, &choices);
-        let buffers = CallBuffers { call, read: Some(CommBuffer::U64(local.to_vec())), write: Some(choices) };
-        let waiting = self.start_collective(buffers)?;
+        let waiting = self.start_collective(CallBuffers::of_split(local, self.membership.members.len()))?;
         let seq_no = waiting.ticket.seq_no.get().copied().unwrap_or_default();
         let Some(CommBuffer::U64(choices)) = Box::new(waiting).wait(limit)? else {
             unreachable!("what was gathered comes back as it went in");

@@ -14,6 +14,7 @@ use super::work::{CollectiveWork, RankBuffers};
 use crate::call::{Call, Operation};
 use crate::data::CommBuffer;
 use crate::error::{Error, Result};
+use crate::failure::RankFailure;
 use crate::stream_event::StreamEvent;
 use crate::transport::CallBuffers;
 
@@ -38,21 +39,13 @@ pub(super) struct ThreadWorld {
 
 #[derive(Debug, Default)]
 struct ThreadWorldState {
-    failed: Option<FirstFailure>,
+    failed: Option<RankFailure>,
     /// Ranks that make no more calls.
     ended: Vec<bool>,
     collectives: HashMap<CallKey, VecDeque<Arc<ThreadCollective>>>,
     groups: HashMap<(u64, u64, usize), u64>,
     work: VecDeque<Arc<ThreadCollective>>,
     closed: bool,
-}
-
-/// The first rank to fail.
-#[derive(Debug, Clone)]
-pub(super) struct FirstFailure {
-    pub(super) rank: usize,
-    pub(super) how: &'static str,
-    pub(super) why: String,
 }
 
 /// A call on which ranks meet.
@@ -260,7 +253,7 @@ impl ThreadWorld {
     /// Ends all waits: a rank failed. Only the first to fail counts.
     pub(super) fn fail(&self, rank: usize, how: &'static str, why: String) {
         let mut state = self.state();
-        state.failed.get_or_insert(FirstFailure { rank, how, why });
+        state.failed.get_or_insert(RankFailure { rank, how, why });
         state.ended[rank] = true;
         self.wakers.iter().for_each(Condvar::notify_all);
     }
@@ -272,7 +265,7 @@ impl ThreadWorld {
     }
 
     /// The first rank to fail, if any has.
-    pub(super) fn failed(&self) -> Option<FirstFailure> {
+    pub(super) fn failed(&self) -> Option<RankFailure> {
         self.state().failed.clone()
     }
 
@@ -316,12 +309,6 @@ impl ThreadWorld {
 
     fn wake(&self, ranks: &[usize]) {
         ranks.iter().for_each(|&rank| self.wakers[rank].notify_all());
-    }
-}
-
-impl FirstFailure {
-    fn stops(&self, rank: usize, call: Call) -> Error {
-        Error::PeerFailed { rank, call, failed: self.rank, how: self.how, why: self.why.clone() }
     }
 }
 

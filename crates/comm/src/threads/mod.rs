@@ -26,7 +26,7 @@ use collective::{ArrivedRank, CallKey, ThreadCollective, ThreadWorld};
 use gpu::ReadyEvent;
 pub use run::{most_ranks, run, run_or_abort};
 
-use crate::call::{Call, Operation};
+use crate::call::Operation;
 use crate::data::CommBuffer;
 use crate::error::{Error, Result};
 use crate::transport::{CallBuffers, NewGroup, Pending, Transport, choice};
@@ -93,10 +93,8 @@ impl Transport for ThreadGroup {
         limit: Duration,
     ) -> Result<Option<Arc<dyn Transport>>> {
         let seq_no = self.seq_no.load(Ordering::Relaxed);
-        let choice = CommBuffer::U64(choice(colour, key).to_vec());
-        let choices = CommBuffer::U64(vec![0; 2 * self.members.len()]);
-        let call = Call::of(Operation::Split, &choices);
-        let waiting = self.come(CallBuffers { call, read: Some(choice), write: Some(choices) }, true)?;
+        let buffers = CallBuffers::of_split(choice(colour, key), self.members.len());
+        let waiting = self.come(buffers, true)?;
         let Some(CommBuffer::U64(choices)) = Box::new(waiting).wait(limit)? else {
             unreachable!("what was gathered comes back as it went in");
         };

@@ -24,15 +24,18 @@ fn run<R: Send>(
     threads::run(ranks, limit, work)
 }
 
-#[test]
-fn the_suite() {
-    for ranks in [1, 2, 3, 4, 8] {
-        for (name, case) in CASES {
-            if let Err(failure) = run(ranks, LONG, |comm| case(&comm)) {
-                panic!("{name}, {ranks} ranks: {failure}");
-            }
+/// All cases, each in a world of its own, over what `over` makes of its communicator.
+fn suite(ranks: usize, over: impl Fn(Communicator) -> Communicator + Sync) {
+    for (name, case) in CASES {
+        if let Err(failure) = run(ranks, LONG, |comm| case(&over(comm))) {
+            panic!("{name}, {ranks} ranks: {failure}");
         }
     }
+}
+
+#[test]
+fn the_suite() {
+    [1, 2, 3, 4, 8].into_iter().for_each(|ranks| suite(ranks, |comm| comm));
 }
 
 /// The process would be aborted while they start.
@@ -46,21 +49,13 @@ fn more_ranks_than_a_process_can_have_threads() {
 /// Whoever is late is only late.
 #[test]
 fn the_suite_where_messages_come_late() {
-    for (name, case) in CASES {
-        if let Err(failure) = run(3, LONG, |comm| case(&comm.delayed(Duration::from_millis(1)))) {
-            panic!("{name}: {failure}");
-        }
-    }
+    suite(3, |comm| comm.delayed(Duration::from_millis(1)));
 }
 
 /// The same over a link with a rate.
 #[test]
 fn the_suite_over_a_slow_network() {
-    for (name, case) in CASES {
-        if let Err(failure) = run(3, LONG, |comm| case(&comm.over(Duration::from_millis(1), 1e8))) {
-            panic!("{name}: {failure}");
-        }
-    }
+    suite(3, |comm| comm.over(Duration::from_millis(1), 1e8));
 }
 
 /// Two messages of a rank share its link, in groups split from each other too: the second arrives when both

@@ -1,14 +1,12 @@
 //! Layers in a sequence, and branches that are joined: added up, multiplied, or concatenated.
 
-use std::ops::Range;
-
 use espalier_plan::spec::BranchJoin;
 use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::ops::columns;
 use espalier_tensor::ops::elementwise::mul;
 use espalier_tensor::{Category, Tensor};
 
-use super::{BackwardContext, ForwardContext, GradientParts, Layer, SyncBatchNorm, sum};
+use super::{BackwardContext, ForwardContext, GradientParts, Layer, SyncBatchNorm, consecutive, sum};
 use crate::Result;
 
 /// Layers one after the other; an empty one passes its input on.
@@ -144,19 +142,10 @@ pub(crate) struct Branches {
 }
 
 impl Branches {
-    /// The columns of each in their concatenation.
-    fn columns(&self) -> impl Iterator<Item = Range<usize>> {
-        self.widths.iter().scan(0, |end, width| {
-            *end += width;
-            Some(*end - width..*end)
-        })
-    }
-
     fn concat(&self, outputs: &[Tensor]) -> Result<Tensor> {
-        let mut shape = outputs[0].shape().to_vec();
-        *shape.last_mut().expect("at least one dimension") = self.widths.iter().sum();
+        let shape = outputs[0].shape_with_width(self.widths.iter().sum());
         let mut y = Tensor::empty(&outputs[0].device(), &shape, outputs[0].dtype(), Category::Transient)?;
-        for (output, at) in outputs.iter().zip(self.columns()) {
+        for (output, at) in outputs.iter().zip(consecutive(&self.widths)) {
             columns::put(&mut y, at.start, output)?;
         }
         Ok(y)
@@ -177,7 +166,7 @@ impl Branches {
         match self.join {
             BranchJoin::Sum => Ok(dy.clone()),
             BranchJoin::Concat => {
-                let at = self.columns().nth(i).expect("as many columns as branches");
+                let at = consecutive(&self.widths).nth(i).expect("as many columns as branches");
                 Ok(columns::take(dy, at, Category::Transient)?)
             }
             BranchJoin::Product => {

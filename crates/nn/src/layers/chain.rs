@@ -163,9 +163,7 @@ impl Chain {
 
     /// The gradient of what stands before the first linear layer, from that of what it gives.
     fn before_first(&self, dy: &Tensor, width: usize, ctx: &BackwardContext<'_>) -> Result<Tensor> {
-        let mut shape = dy.shape().to_vec();
-        *shape.last_mut().expect("at least one dimension") = width;
-        let dh = self.first.input_gradient(dy, &shape, ctx.weights)?;
+        let dh = self.first.input_gradient(dy, &dy.shape_with_width(width), ctx.weights)?;
         match &self.enter {
             Some(enter) => enter.run_backward(dh, &ctx.batch_slice),
             None => Ok(dh),
@@ -304,8 +302,7 @@ fn through_gate(
     ctx: &mut BackwardContext<'_>,
 ) -> Result<Tensor> {
     let halves = ctx.stash.pop();
-    let mut shape = halves.shape().to_vec();
-    *shape.last_mut().expect("at least one dimension") /= 2;
+    let shape = halves.shape_with_width(halves.width() / 2);
     let dh = linear.input_gradient(&dy, &shape, ctx.weights)?;
     let (dx, h) = gated::backward_remaking(kind, &halves, &dh)?;
     drop((halves, dh));

@@ -9,7 +9,7 @@ use espalier_tensor::ops::{columns, flat};
 use espalier_tensor::{Category, Tensor};
 
 use super::all_to_all::AllToAll;
-use super::{BackwardContext, BatchSlice, ForwardContext, Layer};
+use super::{BackwardContext, BatchSlice, ForwardContext, Layer, consecutive};
 use crate::Result;
 
 /// Brings a tensor from one sharding to the next.
@@ -88,14 +88,7 @@ impl CollectiveLayer {
             ShardDim::Samples => {
                 (0..self.spec.ranks()).map(|rank| self.spec.samples_of(rank, samples)).collect()
             }
-            ShardDim::Sequence | ShardDim::Last => {
-                let ends = self.spec.shard_sizes.iter().scan(0, |end, len| {
-                    let start = *end;
-                    *end += len;
-                    Some(start..*end)
-                });
-                ends.collect()
-            }
+            ShardDim::Sequence | ShardDim::Last => consecutive(&self.spec.shard_sizes).collect(),
         };
         DimShards { along, ranges, rank: self.spec.rank }
     }

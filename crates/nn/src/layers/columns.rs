@@ -21,8 +21,7 @@ impl Layer for Columns {
     }
 
     fn backward(&self, dy: Tensor, _: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
-        let mut shape = dy.shape().to_vec();
-        *shape.last_mut().expect("at least one dimension") = self.of;
+        let shape = dy.shape_with_width(self.of);
         let mut dx = Tensor::zeros(&dy.device(), &shape, dy.dtype(), Category::Transient)?;
         columns::put(&mut dx, self.at.start, &dy)?;
         Ok(Some(dx))

@@ -60,13 +60,13 @@ impl Layer for PositionEmbedding {
 
     fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, _: bool) -> Result<Option<Tensor>> {
         let (upstream, context, first) = (dy.clone(), self.context, self.first);
-        if let Some(positions) = ctx.positions {
-            let ids = self.slice(positions, &dy)?;
-            let make = move |_| Ok(vec![embedding::backward(&ids, &upstream, context, TableRows::All)?]);
-            ctx.sink.accept(&[self.table], WeightGradients::new([dy.clone()], make))?;
-            return Ok(Some(dy));
-        }
-        let make = move |_| Ok(vec![embedding::positions_backward(&upstream, context, first)?]);
+        let ids = ctx.positions.map(|positions| self.slice(positions, &dy)).transpose()?;
+        let make = move |_| {
+            Ok(vec![match ids {
+                Some(ids) => embedding::backward(&ids, &upstream, context, TableRows::All)?,
+                None => embedding::positions_backward(&upstream, context, first)?,
+            }])
+        };
         ctx.sink.accept(&[self.table], WeightGradients::new([dy.clone()], make))?;
         Ok(Some(dy))
     }

@@ -165,7 +165,6 @@ impl Linear {
 
 /// `y`, a row for each row of `x`, under the shape of `x` but for the last extent.
 fn with_rows_of(x: &Tensor, y: Tensor) -> Tensor {
-    let mut shape = x.shape().to_vec();
-    *shape.last_mut().expect("at least one dimension") = y.width();
+    let shape = x.shape_with_width(y.width());
     y.reshape(&shape)
 }

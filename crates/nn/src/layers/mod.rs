@@ -34,6 +34,7 @@ mod sum;
 mod sync_batch_norm;
 
 use std::fmt::Debug;
+use std::ops::Range;
 
 use espalier_tensor::ops::padding::Padding;
 use espalier_tensor::{StashedTensor, Tensor};
@@ -67,6 +68,14 @@ pub(crate) use sync_batch_norm::SyncBatchNorm;
 
 use crate::Result;
 use crate::weights::{BufferId, ParameterId, WeightStore};
+
+/// Ranges of these sizes, one behind the other.
+fn consecutive(sizes: &[usize]) -> impl Iterator<Item = Range<usize>> {
+    sizes.iter().scan(0, |end, size| {
+        *end += size;
+        Some(*end - size..*end)
+    })
+}
 
 /// Padding as the operations take it.
 pub(crate) fn padding_of(spec: espalier_plan::spec::WindowPadding) -> Padding {

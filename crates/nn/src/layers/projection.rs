@@ -4,15 +4,13 @@
 //! tensor, and the gradient of what they read is added up by the products themselves, so that nothing is
 //! concatenated or split in memory.
 
-use std::ops::Range;
-
 use espalier_plan::spec::WeightOrder;
 use espalier_tensor::ops::activation::ActivationFn;
 use espalier_tensor::ops::columns;
 use espalier_tensor::ops::matmul::{matmul, matmul_add, matmul_into};
 use espalier_tensor::{Category, Operand, Tensor};
 
-use super::{BackwardContext, ForwardContext, Linear, NormLayer, sum};
+use super::{BackwardContext, ForwardContext, Linear, NormLayer, consecutive, sum};
 use crate::Result;
 use crate::weights::WeightStore;
 
@@ -33,14 +31,6 @@ impl Projection {
         }
     }
 
-    /// The columns of each.
-    fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
-        self.widths.iter().scan(0, |end, width| {
-            *end += width;
-            Some(*end - width..*end)
-        })
-    }
-
     pub fn observe(&self, x: &Tensor, ctx: &mut ForwardContext<'_>) -> Result<()> {
         self.linears.iter().try_for_each(|linear| ctx.observe(linear, x))
     }
@@ -51,7 +41,7 @@ impl Projection {
             return linear.product(x, weights, Category::Transient);
         }
         let mut y = self.empty(x)?;
-        for (linear, at) in self.linears.iter().zip(self.ranges()) {
+        for (linear, at) in self.linears.iter().zip(consecutive(&self.widths)) {
             match weights.sparse(linear.weight) {
                 Some(_) => {
                     let product = linear.product(x, weights, Category::Workspace)?;
@@ -79,7 +69,7 @@ impl Projection {
             return linear.row_product(x, norm, activation, plus, weights);
         }
         let mut y = self.empty(x)?;
-        for (linear, at) in self.linears.iter().zip(self.ranges()) {
+        for (linear, at) in self.linears.iter().zip(consecutive(&self.widths)) {
             columns::put(&mut y, at.start, &linear.row_product(x, norm, activation, None, weights)?)?;
         }
         match plus {
@@ -94,7 +84,7 @@ impl Projection {
             return linear.input_gradient(dy, shape, weights);
         }
         let mut dx: Option<Tensor> = None;
-        for (linear, at) in self.linears.iter().zip(self.ranges()) {
+        for (linear, at) in self.linears.iter().zip(consecutive(&self.widths)) {
             if weights.sparse(linear.weight).is_some() {
                 let dy = columns::take(dy, at, Category::Workspace)?;
                 let own = linear.input_gradient(&dy, shape, weights)?;
@@ -117,7 +107,7 @@ impl Projection {
     /// Hands the gradients of all weights and biases to the sink.
     pub fn send_gradients(&self, x: Tensor, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
         let last = self.linears.len() - 1;
-        let mut ranges = self.ranges();
+        let mut ranges = consecutive(&self.widths);
         for linear in &self.linears[..last] {
             let at = ranges.next().expect("as many widths as layers");
             linear.send_gradients_of(x.clone(), dy.clone(), at, ctx)?;
@@ -128,8 +118,7 @@ impl Projection {
 
     /// Memory for what they give of x.
     fn empty(&self, x: &Tensor) -> Result<Tensor> {
-        let mut shape = x.shape().to_vec();
-        *shape.last_mut().expect("at least one dimension") = self.widths.iter().sum();
+        let shape = x.shape_with_width(self.widths.iter().sum());
         Ok(Tensor::empty(&x.device(), &shape, x.dtype(), Category::Transient)?)
     }
 }

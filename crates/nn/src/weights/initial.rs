@@ -78,25 +78,23 @@ pub fn name_key(name: &str) -> u64 {
 mod tests {
     use super::*;
 
+    fn parameter(name: &str, init: Init, shape: Vec<usize>) -> spec::Parameter {
+        let (prunable, decays, embedding, output_dim) = (true, true, false, 0);
+        spec::Parameter { name: name.into(), init, shape, prunable, decays, embedding, output_dim }
+    }
+
     #[test]
     fn kept_values_are_those_of_the_dense_parameter() {
         let device = Device::cpu(2).unwrap();
         let unsharded = Shard::full(&[40, 50]);
-        let parameter = |shape: Vec<usize>| spec::Parameter {
-            name: "w".into(),
-            init: Init::TruncatedNormal(0.02),
-            shape,
-            prunable: true,
-            decays: true,
-            embedding: false,
-            output_dim: 0,
-        };
         for shard in [unsharded.clone(), unsharded.narrow(1, &[3..9, 20..37])] {
             let mut mask_words: Vec<u32> =
                 (0..shard.len().div_ceil(32) as u64).map(|word| random::bits(7, word)).collect();
             *mask_words.last_mut().unwrap() &= u32::MAX >> (31 - (shard.len() - 1) % 32);
-            let (mask, parameter) =
-                (Mask::new(&device, shard.len(), &mask_words).unwrap(), parameter(shard.shape()));
+            let (mask, parameter) = (
+                Mask::new(&device, shard.len(), &mask_words).unwrap(),
+                parameter("w", Init::TruncatedNormal(0.02), shard.shape()),
+            );
             for dtype in [DType::F32, DType::Bf16] {
                 let all = fresh(&parameter, &shard, &device, dtype, 5, Category::Weights).unwrap();
                 let kept = fresh_kept(&parameter, &shard, &mask, dtype, 5, Category::Weights).unwrap();
@@ -109,15 +107,7 @@ mod tests {
     fn initial_values_depend_on_seed_name_and_index_alone() {
         let device = Device::cpu(2).unwrap();
         let values = |name: &str, len: usize, seed: u64| {
-            let parameter = spec::Parameter {
-                name: name.into(),
-                init: Init::Normal(0.3),
-                shape: vec![len],
-                prunable: true,
-                decays: true,
-                embedding: false,
-                output_dim: 0,
-            };
+            let parameter = parameter(name, Init::Normal(0.3), vec![len]);
             let shard = Shard::full(&[len]);
             fresh(&parameter, &shard, &device, DType::F32, seed, Category::Weights).unwrap().to_f32()
         };

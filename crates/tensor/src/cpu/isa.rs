@@ -117,6 +117,20 @@ fn amx_granted() -> bool {
     false
 }
 
+/// Calls whichever of three functions is compiled for the richest set that `$isa` includes.
+macro_rules! by_isa {
+    ($isa:expr, [$portable:ident, $avx2:ident, $avx512:ident], $($arg:expr),*) => {
+        match $isa {
+            #[cfg(target_arch = "x86_64")]
+            $crate::cpu::Isa::Avx512(_) | $crate::cpu::Isa::Amx(_) => $avx512($($arg),*),
+            #[cfg(target_arch = "x86_64")]
+            $crate::cpu::Isa::Avx2(_) => $avx2($($arg),*),
+            _ => $portable($($arg),*),
+        }
+    };
+}
+pub(crate) use by_isa;
+
 /// Compiles a function once for each [`Isa`] and picks one at run time by its first argument.
 ///
 /// The body is plain Rust; the compiler vectorises it for each target. Helpers that it calls must be

@@ -122,10 +122,9 @@ impl Cuda {
     pub fn another(&self) -> Result<Cuda> {
         let other = Cuda::with_kernels(self.gpu().ordinal, self.0.loaded.beside())?;
         other.convolutions().as_in(&self.convolutions());
-        let settings = self.0.blas.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(Blas::settings);
-        if let Some((tf32, search)) = settings {
+        let tf32 = self.0.blas.lock().unwrap_or_else(|e| e.into_inner()).as_ref().map(Blas::allows_tf32);
+        if let Some(tf32) = tf32 {
             other.allow_tf32(tf32)?;
-            other.search_products(search)?;
         }
         Ok(other)
     }

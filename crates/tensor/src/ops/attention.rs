@@ -19,7 +19,7 @@ pub(crate) mod cuda;
 mod host;
 mod scores;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use crate::device::Device;
 use crate::dtype::DType;

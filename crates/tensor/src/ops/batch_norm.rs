@@ -75,7 +75,11 @@ pub fn forward(
         Device::Cpu(cpu) => cpu,
         Device::Cuda(gpu) => {
             let [mean, rstd] = cuda::statistics(&gpu, x, eps)?;
-            return Ok((cuda::normalise(&gpu, x, scale, shift, &mean, &rstd, epilogue)?, mean, rstd));
+            return Ok((
+                cuda::normalise(&gpu, x, [scale, shift], [&mean, &rstd], None, epilogue)?,
+                mean,
+                rstd,
+            ));
         }
     };
     let moments = ChannelMoments::of(x)?;
@@ -138,7 +142,9 @@ pub fn evaluate(
     check_channels(x.width(), [(scale, "scale"), (shift, "shift"), (mean, "mean"), (variance, "variance")]);
     let cpu = match x.device() {
         Device::Cpu(cpu) => cpu,
-        Device::Cuda(gpu) => return cuda::evaluate(&gpu, x, scale, shift, mean, variance, eps, epilogue),
+        Device::Cuda(gpu) => {
+            return cuda::normalise(&gpu, x, [scale, shift], [mean, variance], Some(eps), epilogue);
+        }
     };
     let rstd: Vec<f32> = variance.slice::<f32>().iter().map(|v| 1.0 / (v + eps).sqrt()).collect();
     epilogue.apply(host::normalise(&cpu, x, scale, shift, mean.slice(), &rstd)?)
@@ -239,7 +245,7 @@ pub fn remake(
         Device::Cpu(cpu) => {
             epilogue.apply(host::normalise(&cpu, x, scale, shift, mean.slice(), rstd.slice())?)
         }
-        Device::Cuda(gpu) => cuda::normalise(&gpu, x, scale, shift, mean, rstd, epilogue),
+        Device::Cuda(gpu) => cuda::normalise(&gpu, x, [scale, shift], [mean, rstd], None, epilogue),
     }
 }
 

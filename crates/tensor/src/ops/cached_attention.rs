@@ -76,30 +76,13 @@ fn sizes(qkv: &Tensor, cache: &Tensor, first: usize, heads: usize, kv_heads: usi
 mod tests {
     use super::*;
     use crate::ops::attention;
-    use crate::testing::{check, dot, tensor, values, wide};
+    use crate::ops::attention::tests::{grouped, plain_forward};
+    use crate::testing::{check, tensor, values, wide};
     use proptest::prelude::*;
 
     /// All positions of one sequence, by plain loops with the whole row of scores.
     fn plain(qkv: &[f64], t: usize, heads: usize, kv_heads: usize, d: usize) -> Vec<f64> {
-        let (width, c) = ((heads + 2 * kv_heads) * d, heads * d);
-        let mut y = vec![0.0; t * c];
-        for head in 0..heads {
-            let shared = c + head / (heads / kv_heads) * d;
-            let at = |row: usize, column: usize| &qkv[row * width + column..][..d];
-            for i in 0..t {
-                let s: Vec<f64> = (0..=i)
-                    .map(|j| dot(at(i, head * d), at(j, shared)) / (d as f64).sqrt())
-                    .map(f64::exp)
-                    .collect();
-                let total: f64 = s.iter().sum();
-                for (j, s) in s.iter().enumerate() {
-                    for (l, v) in at(j, shared + kv_heads * d).iter().enumerate() {
-                        y[i * c + head * d + l] += s / total * v;
-                    }
-                }
-            }
-        }
-        y
+        plain_forward(qkv, &[], &grouped(1, t, heads, kv_heads, d)).0
     }
 
     /// The sequence in pieces of these lengths, each with what those before have left in the cache: on

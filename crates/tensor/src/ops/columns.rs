@@ -18,9 +18,7 @@ use crate::with_float;
 pub fn take(x: &Tensor, at: Range<usize>, category: Category) -> Result<Tensor> {
     let c = x.width();
     assert!(at.start <= at.end && at.end <= c, "columns {at:?} of {:?}", x.shape());
-    let mut shape = x.shape().to_vec();
-    *shape.last_mut().expect("a tensor with at least one dimension") = at.len();
-    let mut slice = Tensor::empty(&x.device(), &shape, x.dtype(), category)?;
+    let mut slice = Tensor::empty(&x.device(), &x.shape_with_width(at.len()), x.dtype(), category)?;
     if slice.is_empty() {
         return Ok(slice);
     }

@@ -3,15 +3,17 @@
 mod ahead;
 pub(crate) mod cuda;
 
+use bytemuck::Pod;
+
 use crate::cpu::Cpu;
 use crate::device::Device;
-use crate::dtype::{DType, Element, Float};
+use crate::dtype::Float;
 use crate::error::Result;
 use crate::mask::{Mask, split_at_ranges};
 use crate::memory::Category;
 use crate::ops::chunks;
 use crate::tensor::Tensor;
-use crate::{bf16, with_float};
+use crate::with_float;
 
 pub use ahead::{Compressed, Expanding, expand_ahead, expand_all};
 
@@ -20,7 +22,11 @@ pub fn compress(dense: &Tensor, mask: &Mask, category: Category) -> Result<Tenso
     assert_eq!(dense.len(), mask.len(), "compress");
     let mut kept = Tensor::empty(&dense.device(), &[mask.kept()], dense.dtype(), category)?;
     match dense.device() {
-        Device::Cpu(cpu) => with_element(dense.dtype(), Gather { cpu: &cpu, dense, mask, kept: &mut kept }),
+        Device::Cpu(cpu) => match dense.dtype().bytes() {
+            1 => gather::<u8>(&cpu, dense, mask, &mut kept),
+            2 => gather::<u16>(&cpu, dense, mask, &mut kept),
+            _ => gather::<u32>(&cpu, dense, mask, &mut kept),
+        },
         Device::Cuda(cuda) => cuda::compress(&cuda, dense, mask, &mut kept)?,
     }
     Ok(kept)
@@ -55,8 +61,13 @@ pub fn expand(kept: &Tensor, mask: &Mask, shape: &[usize], category: Category) -
 /// Writes the kept elements to their indices in a dense tensor, and zeros elsewhere.
 pub fn expand_into(kept: &Tensor, mask: &Mask, dense: &mut Tensor) -> Result<()> {
     assert_eq!((dense.len(), kept.len()), (mask.len(), mask.kept()), "expand");
+    assert_eq!(kept.dtype(), dense.dtype(), "expand");
     match kept.device() {
-        Device::Cpu(cpu) => with_element(kept.dtype(), Scatter { cpu: &cpu, kept, mask, dense }),
+        Device::Cpu(cpu) => match kept.dtype().bytes() {
+            1 => scatter::<u8>(&cpu, kept, mask, dense),
+            2 => scatter::<u16>(&cpu, kept, mask, dense),
+            _ => scatter::<u32>(&cpu, kept, mask, dense),
+        },
         Device::Cuda(cuda) => cuda::expand(&cuda, cuda.compute(), kept, mask, dense)?,
     }
     Ok(())
@@ -68,63 +79,34 @@ pub fn apply(dense: &mut Tensor, mask: &Mask) -> Result<()> {
     expand_into(&kept, mask, dense)
 }
 
-/// Work on elements that are moved, whatever they are.
-trait ForElement {
-    fn run<T: Element>(self);
+/// Copies the kept elements of `dense`, which are moved as numbers `T` of their width, whatever they are.
+fn gather<T: Pod + Send + Sync>(cpu: &Cpu, dense: &Tensor, mask: &Mask, kept: &mut Tensor) {
+    let (dense, spans): (&[T], _) = (bytemuck::cast_slice(dense.bytes()), mask.spans());
+    let kept: &mut [T] = bytemuck::cast_slice_mut(kept.bytes_mut());
+    let slices = split_at_ranges(kept, spans.iter().map(|span| span.kept.clone()));
+    chunks::each(cpu, spans.iter().zip(slices), |(span, kept)| {
+        let dense = &dense[span.dense.clone()];
+        mask.each(span, |k, p| kept[k] = dense[p]);
+    });
 }
 
-fn with_element(dtype: DType, work: impl ForElement) {
-    match dtype {
-        DType::F32 => work.run::<f32>(),
-        DType::Bf16 => work.run::<bf16>(),
-        DType::U16 => work.run::<u16>(),
-        DType::U32 => work.run::<u32>(),
-        DType::U8 => work.run::<u8>(),
-    }
-}
-
-struct Gather<'a> {
-    cpu: &'a Cpu,
-    dense: &'a Tensor,
-    mask: &'a Mask,
-    kept: &'a mut Tensor,
-}
-
-impl ForElement for Gather<'_> {
-    fn run<T: Element>(self) {
-        let (dense, spans) = (self.dense.slice::<T>(), self.mask.spans());
-        let slices = split_at_ranges(self.kept.slice_mut::<T>(), spans.iter().map(|span| span.kept.clone()));
-        chunks::each(self.cpu, spans.iter().zip(slices), |(span, kept)| {
-            let dense = &dense[span.dense.clone()];
-            self.mask.each(span, |k, p| kept[k] = dense[p]);
-        });
-    }
-}
-
-struct Scatter<'a> {
-    cpu: &'a Cpu,
-    kept: &'a Tensor,
-    mask: &'a Mask,
-    dense: &'a mut Tensor,
-}
-
-impl ForElement for Scatter<'_> {
-    fn run<T: Element>(self) {
-        let (kept, spans) = (self.kept.slice::<T>(), self.mask.spans());
-        let slices =
-            split_at_ranges(self.dense.slice_mut::<T>(), spans.iter().map(|span| span.dense.clone()));
-        chunks::each(self.cpu, spans.iter().zip(slices), |(span, dense)| {
-            let kept = &kept[span.kept.clone()];
-            dense.fill(T::zeroed());
-            self.mask.each(span, |k, p| dense[p] = kept[k]);
-        });
-    }
+/// The way back, with zeros elsewhere.
+fn scatter<T: Pod + Send + Sync>(cpu: &Cpu, kept: &Tensor, mask: &Mask, dense: &mut Tensor) {
+    let (kept, spans): (&[T], _) = (bytemuck::cast_slice(kept.bytes()), mask.spans());
+    let dense: &mut [T] = bytemuck::cast_slice_mut(dense.bytes_mut());
+    let slices = split_at_ranges(dense, spans.iter().map(|span| span.dense.clone()));
+    chunks::each(cpu, spans.iter().zip(slices), |(span, dense)| {
+        let kept = &kept[span.kept.clone()];
+        dense.fill(T::zeroed());
+        mask.each(span, |k, p| dense[p] = kept[k]);
+    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{devices, mask_words, tensor, values};
+    use crate::{DType, bf16};
     use proptest::prelude::*;
 
     /// A number as a tensor of this type holds it.

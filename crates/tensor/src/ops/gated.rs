@@ -96,9 +96,7 @@ fn columns(kind: ActivationFn, x: &Tensor) -> usize {
 
 /// Memory for y.
 fn halved(x: &Tensor) -> Result<Tensor> {
-    let mut shape = x.shape().to_vec();
-    *shape.last_mut().expect("a tensor with at least one dimension") /= 2;
-    Tensor::empty(&x.device(), &shape, x.dtype(), Category::Transient)
+    Tensor::empty(&x.device(), &x.shape_with_width(x.width() / 2), x.dtype(), Category::Transient)
 }
 
 simd! {

@@ -34,24 +34,23 @@ pub fn unflatten(dy: &Tensor, input_shape: &[usize]) -> Result<Tensor> {
 /// Appends channels of zeros: [.., c] to [.., channels].
 pub fn pad_channels(x: &Tensor, channels: usize) -> Result<Tensor> {
     assert!(channels >= x.width(), "{} channels cannot be padded to {channels}", x.width());
-    resize(x, channels)
+    resize(x, channels, Category::Transient)
 }
 
 /// Keeps the first channels: [.., c] to [.., channels]; the gradient of [`pad_channels`].
 pub fn crop_channels(dy: &Tensor, channels: usize) -> Result<Tensor> {
     assert!(channels <= dy.width(), "{} channels cannot be cropped to {channels}", dy.width());
-    resize(dy, channels)
+    resize(dy, channels, Category::Transient)
 }
 
-fn resize(x: &Tensor, channels: usize) -> Result<Tensor> {
+/// x with this many channels; those that it lacks are zeros.
+pub(super) fn resize(x: &Tensor, channels: usize, category: Category) -> Result<Tensor> {
     let c = x.width();
     if channels == c {
         return Ok(x.clone());
     }
-    let mut shape = x.shape().to_vec();
-    *shape.last_mut().expect("a tensor with at least one dimension") = channels;
     let device = x.device();
-    let mut y = Tensor::empty(&device, &shape, x.dtype(), Category::Transient)?;
+    let mut y = Tensor::empty(&device, &x.shape_with_width(channels), x.dtype(), category)?;
     let cpu = match &device {
         Device::Cpu(cpu) => cpu,
         Device::Cuda(gpu) => return cuda::resize(gpu, x, &mut y).map(|()| y),

@@ -2,31 +2,20 @@
 
 use std::ops::Range;
 
-use crate::cpu::Cpu;
-use crate::device::Device;
 use crate::error::Result;
 use crate::memory::Category;
-use crate::ops::chunks::CHUNK;
+use crate::ops::flat;
 use crate::tensor::Tensor;
 
 /// A copy of rows `at` of x `[.., c]`: `[rows, c]`.
 pub fn take(x: &Tensor, at: Range<usize>, category: Category) -> Result<Tensor> {
-    let (c, row) = (x.width(), x.width() * x.dtype().bytes());
+    let c = x.width();
     assert!(at.start <= at.end && at.end <= x.rows(), "rows {at:?} of {:?}", x.shape());
-    let mut slice = Tensor::empty(&x.device(), &[at.len(), c], x.dtype(), category)?;
-    match x.device() {
-        Device::Cpu(cpu) => copy(&cpu, &x.bytes()[at.start * row..at.end * row], slice.bytes_mut()),
-        Device::Cuda(_) => {
-            let bytes = at.len() * row;
-            slice.cuda_buffer_mut().copy_range_from(0, x.cuda_buffer(), at.start * row, bytes)?;
-        }
-    }
-    Ok(slice)
+    Ok(flat::take(x, at.start * c..at.end * c, category)?.reshape(&[at.len(), c]))
 }
 
 /// Overwrites the rows of x from `first` on with those of `slice`, which must be as wide; x must have one owner.
 pub fn put(x: &mut Tensor, first: usize, slice: &Tensor) -> Result<()> {
-    let row = x.width() * x.dtype().bytes();
     assert!(
         first + slice.rows() <= x.rows(),
         "rows of {:?} into {:?} from {first} on",
@@ -34,18 +23,7 @@ pub fn put(x: &mut Tensor, first: usize, slice: &Tensor) -> Result<()> {
         x.shape()
     );
     assert_eq!((slice.width(), slice.dtype()), (x.width(), x.dtype()), "rows of another width or type");
-    let start = first * row;
-    match x.device() {
-        Device::Cpu(cpu) => copy(&cpu, slice.bytes(), &mut x.bytes_mut()[start..start + slice.byte_len()]),
-        Device::Cuda(_) => {
-            x.cuda_buffer_mut().copy_range_from(start, slice.cuda_buffer(), 0, slice.byte_len())?;
-        }
-    }
-    Ok(())
-}
-
-fn copy(cpu: &Cpu, from: &[u8], into: &mut [u8]) {
-    cpu.for_chunks(into, 4 * CHUNK, |at, into| into.copy_from_slice(&from[at]));
+    flat::put(x, first * slice.width(), slice, 0..slice.len())
 }
 
 #[cfg(test)]

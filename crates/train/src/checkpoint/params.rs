@@ -48,21 +48,23 @@ pub(crate) fn load_requests(params: &mut ParamStore, state_tensors: usize) -> Re
     for (targets, (name, shard, range, labels, state_shard)) in tensors.into_iter().zip(described) {
         let ParamTargets { weight, state: of_state } = targets;
         let weight = match weight {
-            WeightTarget::Dense(weight) => LoadTarget::of(weight, &shard),
-            WeightTarget::Compressed(kept, mask) => LoadTarget::Compressed(kept, mask, shard),
-            WeightTarget::Sharded(values, mask) => match range {
-                None => unreachable!("a shard of a weight has a range"),
-                Some(range) => LoadTarget::Range(values, mask, shard.starting_at(range.start), range),
-            },
+            WeightTarget::Dense(weight) => LoadTarget::of(weight, shard),
+            WeightTarget::Compressed(tensor, mask) => {
+                LoadTarget { tensor, shard, range: 0..mask.len(), mask: Some(mask) }
+            }
+            WeightTarget::Sharded(tensor, mask) => {
+                let range = range.expect("a shard of a weight has a range");
+                LoadTarget { tensor, shard: shard.starting_at(range.start), range, mask }
+            }
         };
         weights.push((name, weight));
         let target = |tensor| match state_shard.clone() {
-            None => LoadTarget::Tensor(tensor),
-            Some(shard) => LoadTarget::Shard(tensor, shard),
+            None => LoadTarget::full(tensor),
+            Some(shard) => LoadTarget::of(tensor, shard),
         };
         state.extend(labels.into_iter().zip(of_state.into_iter().map(target)));
     }
-    weights.extend(names.into_iter().zip(statistics.into_iter().map(LoadTarget::Tensor)));
+    weights.extend(names.into_iter().zip(statistics.into_iter().map(LoadTarget::full)));
     let elsewhere = all - weights.len();
     Ok([
         LoadRequest { file: MODEL, tensors: weights, elsewhere, converts: false },

@@ -3,7 +3,6 @@
 //! Only what is asked for is read, a tensor at a time: of each shard of it that has some of what is wanted,
 //! from the first number of that to the last.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -36,67 +35,34 @@ pub struct LoadRequest<'a> {
 
 /// What is to be filled.
 #[derive(Debug)]
-pub enum LoadTarget<'a> {
-    /// With a full tensor.
-    Tensor(&'a mut Tensor),
-    /// With a shard of one.
-    Shard(&'a mut Tensor, Shard),
-    /// With the numbers of a shard, or of all, that a mask of it keeps.
-    Compressed(&'a mut Tensor, &'a Mask, Shard),
-    /// With the numbers of a range of a shard, or of all, or with those that a mask of that keeps there.
-    Range(&'a mut Tensor, Option<&'a Mask>, Shard, Range<usize>),
+pub struct LoadTarget<'a> {
+    pub(super) tensor: &'a mut Tensor,
+    /// What this rank holds of the tensor that is read, which may be all.
+    pub(super) shard: Shard,
+    /// Which numbers of that are read.
+    pub(super) range: Range<usize>,
+    /// Where only those of them are taken that it keeps.
+    pub(super) mask: Option<&'a Mask>,
 }
 
 impl<'a> LoadTarget<'a> {
-    /// For a tensor of which this rank holds a shard, which may be all.
-    pub fn of(tensor: &'a mut Tensor, shard: &Shard) -> LoadTarget<'a> {
-        match shard.is_full() {
-            true => LoadTarget::Tensor(tensor),
-            false => LoadTarget::Shard(tensor, shard.clone()),
-        }
+    /// With a full tensor.
+    pub fn full(tensor: &'a mut Tensor) -> LoadTarget<'a> {
+        let shard = Shard::full(tensor.shape());
+        LoadTarget::of(tensor, shard)
     }
 
-    fn tensor(&self) -> &Tensor {
-        match self {
-            LoadTarget::Tensor(tensor)
-            | LoadTarget::Shard(tensor, _)
-            | LoadTarget::Compressed(tensor, ..)
-            | LoadTarget::Range(tensor, ..) => tensor,
-        }
-    }
-
-    /// How many numbers are read for it.
-    fn len(&self) -> usize {
-        match self {
-            LoadTarget::Compressed(_, mask, _) => mask.len(),
-            LoadTarget::Range(.., range) => range.len(),
-            LoadTarget::Tensor(tensor) | LoadTarget::Shard(tensor, _) => tensor.len(),
-        }
+    /// With a shard of one, which may be all.
+    pub fn of(tensor: &'a mut Tensor, shard: Shard) -> LoadTarget<'a> {
+        let range = 0..tensor.len();
+        LoadTarget { tensor, shard, range, mask: None }
     }
 
     /// Takes the bytes of all numbers that were read.
     fn take(&mut self, bytes: &[u8]) -> Result<()> {
-        match self {
-            LoadTarget::Tensor(tensor)
-            | LoadTarget::Shard(tensor, _)
-            | LoadTarget::Range(tensor, None, ..) => Ok(tensor.copy_from_host(bytes)?),
-            LoadTarget::Compressed(tensor, mask, _) => {
-                let all = 0..mask.len();
-                Ok(tensor.copy_from_host(&kept_bytes(bytes, tensor.dtype(), mask, &all)?)?)
-            }
-            LoadTarget::Range(tensor, Some(mask), _, range) => {
-                Ok(tensor.copy_from_host(&kept_bytes(bytes, tensor.dtype(), mask, range)?)?)
-            }
-        }
-    }
-
-    pub(super) fn shard(&self) -> Cow<'_, Shard> {
-        match self {
-            LoadTarget::Tensor(tensor) => Cow::Owned(Shard::full(tensor.shape())),
-            LoadTarget::Shard(_, shard)
-            | LoadTarget::Compressed(_, _, shard)
-            | LoadTarget::Range(_, _, shard, _) => Cow::Borrowed(shard),
-        }
+        let Some(mask) = self.mask else { return Ok(self.tensor.copy_from_host(bytes)?) };
+        let kept = kept_bytes(bytes, self.tensor.dtype(), mask, &self.range)?;
+        Ok(self.tensor.copy_from_host(&kept)?)
     }
 }
 
@@ -190,10 +156,9 @@ impl Checkpoint {
         for LoadRequest { file, tensors, .. } in requests {
             for (name, target) in tensors {
                 let entry = &self.files[*file][name];
-                let shard = target.shard();
-                let kept = self.kept(entry, &shard)?;
-                let bytes = self.bytes(entry, &shard, target.len(), kept.as_ref())?;
-                let bytes = convert(bytes, entry.dtype, dtype_of(target.tensor()));
+                let kept = self.kept(entry, &target.shard)?;
+                let bytes = self.bytes(entry, &target.shard, target.range.len(), kept.as_ref())?;
+                let bytes = convert(bytes, entry.dtype, dtype_of(target.tensor));
                 target.take(&bytes)?;
             }
         }
@@ -221,8 +186,9 @@ impl Checkpoint {
         target: &LoadTarget<'_>,
         converts: bool,
     ) -> Result<()> {
-        let (shard, dtype) = (target.shard(), dtype_of(target.tensor()));
-        let kept = self.kept(entry, &shard)?;
+        let LoadTarget { tensor, shard, range, .. } = target;
+        let dtype = dtype_of(tensor);
+        let kept = self.kept(entry, shard)?;
         if let (ShardValues::KeptBy(_), Some(kept)) = (&entry.values, &kept) {
             entry.check_kept(kept).map_err(|why| self.refuse(format!("{name} in {file}: {why}")))?;
         }
@@ -248,10 +214,10 @@ impl Checkpoint {
             )));
         }
         let all = kept.filter(|_| *shard.values() != ShardValues::Dense);
-        let all = all.map_or(shard.len(), |kept| kept.count_in(&shard));
-        let end = shard.start().map(|start| start + target.len());
-        if end.map_or(target.len() != all, |end| end > all) {
-            let here = target.len();
+        let all = all.map_or(shard.len(), |kept| kept.count_in(shard));
+        let here = range.len();
+        let end = shard.start().map(|start| start + here);
+        if end.map_or(here != all, |end| end > all) {
             return Err(self.refuse(format!("{name} has {all} numbers there where this run has {here}")));
         }
         Ok(())

@@ -100,15 +100,7 @@ impl CheckpointTensor<'_> {
     }
 
     pub(super) fn byte_len(&self) -> usize {
-        match self {
-            CheckpointTensor::Tensor(tensor) | CheckpointTensor::Shard(tensor, _) => tensor.byte_len(),
-            CheckpointTensor::Weight(param) => param.len() * param.dtype().bytes(),
-            CheckpointTensor::WeightRange(param, _, range) => range.len() * param.dtype().bytes(),
-            CheckpointTensor::U32(words) | CheckpointTensor::Packed(words, _) => {
-                size_of_val(words.as_slice())
-            }
-            CheckpointTensor::Bytes(.., bytes) => bytes.len(),
-        }
+        self.shape().iter().product::<usize>() * self.dtype().bitsize() / 8
     }
 
     /// From whichever device: one tensor at a time is on the host.

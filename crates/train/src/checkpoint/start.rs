@@ -60,15 +60,9 @@ pub(super) fn positions(model: &ModelSpec) -> HashSet<String> {
 
 /// Load targets for the first rows of a table of which more are there.
 fn longer<'a>(target: LoadTarget<'a>, there: &[usize]) -> LoadTarget<'a> {
-    let shard = target.shard().into_owned();
-    let here = shard.full_shape();
+    let here = target.shard.full_shape();
     if there.len() != here.len() || there[0] <= here[0] {
         return target;
     }
-    let shard = shard.of_longer(0, there[0]);
-    match target {
-        LoadTarget::Tensor(tensor) | LoadTarget::Shard(tensor, _) => LoadTarget::Shard(tensor, shard),
-        LoadTarget::Compressed(tensor, mask, _) => LoadTarget::Compressed(tensor, mask, shard),
-        LoadTarget::Range(tensor, mask, _, range) => LoadTarget::Range(tensor, mask, shard, range),
-    }
+    LoadTarget { shard: target.shard.clone().of_longer(0, there[0]), ..target }
 }

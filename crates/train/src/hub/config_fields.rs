@@ -10,27 +10,27 @@ pub(super) fn positive_integer(config: &Value, field: &str) -> Result<usize, Str
 
 /// A field that is true or false, where it is there.
 pub(super) fn flag(config: &Value, field: &str) -> Result<Option<bool>, String> {
-    match &config[field] {
-        Value::Null => Ok(None),
-        Value::Bool(value) => Ok(Some(*value)),
-        other => Err(format!("`{field}` must be true or false, got {other}")),
-    }
+    optional(config, field, "true or false", Value::as_bool)
 }
 
 /// A number, where it is there.
 pub(super) fn number(config: &Value, field: &str) -> Result<Option<f64>, String> {
-    match &config[field] {
-        Value::Null => Ok(None),
-        Value::Number(value) => Ok(value.as_f64()),
-        other => Err(format!("`{field}` must be a number, got {other}")),
-    }
+    optional(config, field, "a number", Value::as_f64)
 }
 
 /// A text, where it is there.
 pub(super) fn text<'a>(config: &'a Value, field: &str) -> Result<Option<&'a str>, String> {
+    optional(config, field, "a text", Value::as_str)
+}
+
+fn optional<'a, T>(
+    config: &'a Value,
+    field: &str,
+    what: &str,
+    read: impl Fn(&'a Value) -> Option<T>,
+) -> Result<Option<T>, String> {
     match &config[field] {
         Value::Null => Ok(None),
-        Value::String(value) => Ok(Some(value)),
-        other => Err(format!("`{field}` must be a text, got {other}")),
+        value => read(value).map(Some).ok_or_else(|| format!("`{field}` must be {what}, got {value}")),
     }
 }

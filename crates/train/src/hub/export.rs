@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use espalier_data::Tokenizer;
 use espalier_plan::Plan;
@@ -90,7 +90,7 @@ pub(crate) fn export(source: &ExportedModel<'_>, folder: &Path, how: &ExportOpti
     let tensors = tensors_to_export(source, how.dtype)?;
     let sidecars = sidecar_files_of(source, &tensors)?;
     let shards = split_into_files(tensors, how.shard_bytes);
-    let temporary = temporary_beside(folder);
+    let temporary = durable::beside(folder);
     let attempt = || -> Result<ExportReport> {
         let unwritten = |why| Error::unwritten(folder, why);
         let _ = fs::remove_dir_all(&temporary);
@@ -216,10 +216,4 @@ fn split_into_files(tensors: Vec<ExportTensor>, most: usize) -> Vec<Vec<ExportTe
         filled += bytes;
     }
     shards
-}
-
-/// The name that a folder has while it is written.
-fn temporary_beside(folder: &Path) -> PathBuf {
-    let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    folder.with_file_name(format!(".{name}.writing"))
 }

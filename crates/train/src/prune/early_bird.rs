@@ -218,11 +218,8 @@ impl Pruner for EarlyBird {
         self.ticket.is_none() && due
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let last = self.is_last(network.step_clock());
-        if !self.should_run(network.step_clock()) {
-            return Ok(Decision::Wait);
-        }
         let new_bits = self.new_bits(network)?;
         let ids: Vec<ParameterId> = new_bits.iter().map(|(id, _)| *id).collect();
         let total = network.count_over(&ids, |id| network.len(id))?;

@@ -98,25 +98,6 @@ impl Elsa {
         self.offsets.insert(id, offset);
         self.kept.insert(id, (network.params.name(id).to_owned(), kept));
     }
-
-    /// Puts what a checkpoint had onto the device.
-    fn upload(&mut self, network: &Network<'_>) -> Result<()> {
-        for (name, kept) in std::mem::take(&mut self.saved) {
-            let Some(name) = name.strip_prefix(KEPT) else {
-                let name = name.strip_prefix(OFFSET).expect("a name of these two kinds");
-                let Some(id) = network.params.find(name) else { continue };
-                let (device, shape) = (&network.context.device, network.context.param(id).shard.shape());
-                let numbers: Vec<f32> = kept.into_iter().map(f32::from_bits).collect();
-                let offset = Tensor::from_slice(device, &shape, &numbers, Category::Optimizer)?;
-                self.offsets.insert(id, offset);
-                continue;
-            };
-            if let Some(id) = network.params.find(name) {
-                self.kept.insert(id, (name.to_owned(), kept));
-            }
-        }
-        Ok(())
-    }
 }
 
 fn mask(network: &Network<'_>, id: ParameterId, bits: &[u32]) -> Result<Mask> {
@@ -161,11 +142,26 @@ impl Pruner for Elsa {
         in_span || at.step == end
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        self.upload(network)?;
-        if !self.should_run(network.step_clock()) {
-            return Ok(Decision::Wait);
+    /// Puts what a checkpoint had onto the device.
+    fn prepare(&mut self, network: &Network<'_>) -> Result<()> {
+        for (name, kept) in std::mem::take(&mut self.saved) {
+            let Some(name) = name.strip_prefix(KEPT) else {
+                let name = name.strip_prefix(OFFSET).expect("a name of these two kinds");
+                let Some(id) = network.params.find(name) else { continue };
+                let (device, shape) = (&network.context.device, network.context.param(id).shard.shape());
+                let numbers: Vec<f32> = kept.into_iter().map(f32::from_bits).collect();
+                let offset = Tensor::from_slice(device, &shape, &numbers, Category::Optimizer)?;
+                self.offsets.insert(id, offset);
+                continue;
+            };
+            if let Some(id) = network.params.find(name) {
+                self.kept.insert(id, (name.to_owned(), kept));
+            }
         }
+        Ok(())
+    }
+
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let (start, end) = self.span.of_run(network.context.steps);
         match network.step {
             step if step == end => {

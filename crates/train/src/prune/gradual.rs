@@ -38,11 +38,8 @@ impl Pruner for Gradual {
         self.due(at.step, at.steps).is_some_and(|sparsity| sparsity > 0.0)
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        let Some(sparsity) = self.due(network.step, network.context.steps).filter(|sparsity| *sparsity > 0.0)
-        else {
-            return Ok(Decision::Wait);
-        };
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
+        let sparsity = self.due(network.step, network.context.steps).expect("it runs where it is due");
         let masks = network.keep_best(sparsity, self.scope, |id| network.magnitudes(id))?;
         Ok(NewMasks::of(masks))
     }

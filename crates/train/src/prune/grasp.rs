@@ -42,10 +42,7 @@ impl Pruner for Grasp {
         at.step == 0
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.should_run(network.step_clock()) {
-            return Ok(Decision::Wait);
-        }
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let samples = self.chosen(network);
         let mut curvature = self.curvature(network, &samples)?;
         let direction = curvature.gradient()?;

@@ -24,10 +24,7 @@ impl Pruner for Keep {
         at.step == 0
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.should_run(network.step_clock()) {
-            return Ok(Decision::Wait);
-        }
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let mask =
             |id: &ParameterId| Ok((*id, nonzero_bits(&network.params.param(*id).dense()?.read_f32()?)));
         let masks = network.candidates.iter().map(mask).collect::<Result<_>>()?;

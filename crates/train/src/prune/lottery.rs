@@ -95,11 +95,15 @@ impl Pruner for Lottery {
         at.step == self.trainings.rewind() || self.trainings.begins(at.step).is_some()
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        // Those of a checkpoint were read before there was a device.
+    /// Those of a checkpoint were read before there was a device.
+    fn prepare(&mut self, network: &Network<'_>) -> Result<()> {
         if self.tracked.is_none() && !self.early.is_empty() {
             self.track_memory(network);
         }
+        Ok(())
+    }
+
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let (step, rewind) = (network.step, self.trainings.rewind());
         let seed = network.context.plan.seed;
         // A run may start from weights that seed and name do not give.

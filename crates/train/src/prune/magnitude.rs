@@ -21,10 +21,7 @@ impl Pruner for Magnitude {
         at.step == self.at
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.should_run(network.step_clock()) {
-            return Ok(Decision::Wait);
-        }
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let masks = network.keep_best(self.sparsity, self.scope, |id| network.magnitudes(id))?;
         Ok(NewMasks::of(masks))
     }

@@ -53,8 +53,19 @@ pub trait Pruner: Debug + Send {
     /// Whether it runs at a moment. Ranks that go apart for some steps come together for it.
     fn should_run(&self, at: StepClock) -> bool;
 
-    /// What it does before the next step, `network.step` steps having been taken. Asked once before each step.
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision>;
+    /// What it does where it runs, `network.step` steps having been taken.
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision>;
+
+    /// What it does before every step, whether it runs or not.
+    fn prepare(&mut self, _network: &Network<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    /// Asked once before each step.
+    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
+        self.prepare(network)?;
+        if self.should_run(network.step_clock()) { self.run(network) } else { Ok(Decision::Wait) }
+    }
 
     /// Where step `step` of `steps` stands in the schedule of the learning rate, and how long that is.
     fn position(&self, step: u64, steps: u64) -> (u64, u64) {

@@ -28,10 +28,7 @@ impl Pruner for Random {
         at.step == self.at
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.should_run(network.step_clock()) {
-            return Ok(Decision::Wait);
-        }
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let masks = network.keep_best(self.sparsity, self.scope, |id| keys(network, id))?;
         Ok(NewMasks::of(masks))
     }

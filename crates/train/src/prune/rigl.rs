@@ -31,7 +31,7 @@ impl Pruner for Rigl {
         self.0.should_run(at)
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         self.0.decide(network, |fraction| {
             let mut growth = growth(network, fraction)?;
             DropAndGrow::update_masks(network, fraction, |id, _| Ok(growth.remove(&id).expect("it moves")))

@@ -19,7 +19,7 @@ impl Pruner for Set {
         self.0.should_run(at)
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         // A position's key depends on the seed, the step, the parameter's name and the position alone.
         let seed = random::key(random::key(network.context.plan.seed, PURPOSE), network.step);
         let growth = |id, count| {

@@ -30,10 +30,7 @@ impl Pruner for Snip {
         at.step == 0
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.should_run(network.step_clock()) {
-            return Ok(Decision::Wait);
-        }
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let gradients = |ids: &[ParameterId]| self.gradients_of(network, ids);
         Ok(NewMasks::of(network.keep_scored(self.sparsity, gradients, ScoreOrder::Magnitude)?))
     }

@@ -25,10 +25,7 @@ impl Pruner for TwoOfFour {
         at.step == self.at
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.should_run(network.step_clock()) {
-            return Ok(Decision::Wait);
-        }
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let parameters = network.context.plan.model.parameters();
         let mask = |id: ParameterId| {
             // Inputs lie along the other one of the first two dimensions.

@@ -44,10 +44,7 @@ impl Pruner for Wanda {
         at.step == self.at
     }
 
-    fn before_step(&mut self, network: &mut Network<'_>) -> Result<Decision> {
-        if !self.should_run(network.step_clock()) {
-            return Ok(Decision::Wait);
-        }
+    fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let norms = self.input_norms(network)?;
         let parameters = network.context.plan.model.parameters();
         let keys = |id: ParameterId| {

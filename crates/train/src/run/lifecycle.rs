@@ -15,7 +15,7 @@ use espalier_plan::{Plan, Scoring};
 use tracing::info;
 
 use super::folder_handle::FolderHandle;
-use super::metric_record::MetricRecord;
+use super::metric_record::{EvaluationRecord, MetricRecord, ObservationRecord, PruneRecord};
 use super::metrics::MetricsFile;
 use super::sample::sample;
 use super::step_timer::StepTimer;
@@ -164,7 +164,8 @@ impl Run {
         let Some(evaluation) = self.validation else { return Ok(()) };
         observer.evaluated(step, evaluation);
         let time = self.begin.elapsed().as_secs_f64();
-        let line = MetricRecord::of_evaluation(step, self.validation(), time);
+        let validation = self.validation();
+        let line = MetricRecord::Evaluation(EvaluationRecord { step, validation, time });
         self.metrics.write(&line, observer);
         match evaluation.loss.is_finite() {
             true => Ok(()),
@@ -219,12 +220,14 @@ impl Run {
 
     fn observed(&mut self, step: u64, observation: &Observation, observer: &mut dyn Observer) {
         observer.observed(step, observation);
-        self.metrics.write(&MetricRecord::of_observation(step, observation), observer);
+        let line = ObservationRecord { step, pruner: observation.clone() };
+        self.metrics.write(&MetricRecord::Observed(line), observer);
     }
 
     fn pruned(&mut self, step: u64, pruned: &PruneReport, observer: &mut dyn Observer) {
         announce(observer, step, pruned, &mut self.warned);
-        self.metrics.write(&MetricRecord::of_pruned(step, pruned), observer);
+        let line = PruneRecord { step, pruned: pruned.clone() };
+        self.metrics.write(&MetricRecord::Pruned(line), observer);
     }
 
     fn recent_rates(&self) -> Throughput {

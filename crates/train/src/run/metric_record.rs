@@ -110,21 +110,6 @@ impl MetricRecord {
             skipped: !report.taken,
         })
     }
-
-    /// The line of an evaluation.
-    pub(super) fn of_evaluation(step: u64, validation: Validation, time: f64) -> MetricRecord {
-        MetricRecord::Evaluation(EvaluationRecord { step, validation, time })
-    }
-
-    /// Of what was pruned.
-    pub(super) fn of_pruned(step: u64, pruned: &PruneReport) -> MetricRecord {
-        MetricRecord::Pruned(PruneRecord { step, pruned: pruned.clone() })
-    }
-
-    /// Of what a pruning method saw.
-    pub(super) fn of_observation(step: u64, observation: &Observation) -> MetricRecord {
-        MetricRecord::Observed(ObservationRecord { step, pruner: observation.clone() })
-    }
 }
 
 fn finite(number: f64) -> Option<f64> {

@@ -285,12 +285,8 @@ impl Param {
     /// What a step reads and writes, where there is a gradient.
     pub(crate) fn step_tensors(&mut self) -> Option<StepTensors<'_>> {
         let StoredWeight { form, mask, .. } = &mut self.stored;
-        let (StoredForm::Dense(weight) | StoredForm::Compressed(weight) | StoredForm::Sharded(weight)) = form
-        else {
-            return None;
-        };
         Some(StepTensors {
-            weight,
+            weight: form.tensor_mut()?,
             master: self.master.as_mut(),
             moments: &mut self.moments,
             gradient: self.gradient.as_ref()?,

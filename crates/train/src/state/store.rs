@@ -307,18 +307,13 @@ impl ParamStore {
     pub fn named_mut(&mut self) -> impl Iterator<Item = (&str, &mut Tensor)> {
         self.scratch.clear();
         let names = &self.names;
-        let weights =
-            self.params.iter_mut().enumerate().filter_map(|(id, param)| match &mut param.stored.form {
-                StoredForm::Dense(weight) | StoredForm::Compressed(weight) | StoredForm::Sharded(weight) => {
-                    Some((names.name(ParameterId(id)), weight))
-                }
-                StoredForm::Elsewhere | StoredForm::Initial(_) => None,
-            });
+        let params = self.params.iter_mut().enumerate();
+        let weights = params
+            .filter_map(|(id, param)| Some((names.name(ParameterId(id)), param.stored.form.tensor_mut()?)));
         let statistics = self.statistics.iter_mut().enumerate();
-        weights.chain(
-            statistics
-                .filter_map(|(id, tensor)| Some((names.statistic_name(BufferId(id)), tensor.as_mut()?))),
-        )
+        let statistics = statistics
+            .filter_map(|(id, tensor)| Some((names.statistic_name(BufferId(id)), tensor.as_mut()?)));
+        weights.chain(statistics)
     }
 
     /// Gives all weights and statistics here the values that `of` has for their names, as bytes of dense

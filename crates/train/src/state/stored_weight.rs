@@ -57,7 +57,7 @@ impl StoredForm {
         }
     }
 
-    fn tensor_mut(&mut self) -> Option<&mut Tensor> {
+    pub fn tensor_mut(&mut self) -> Option<&mut Tensor> {
         match self {
             StoredForm::Dense(tensor) | StoredForm::Compressed(tensor) | StoredForm::Sharded(tensor) => {
                 Some(tensor)

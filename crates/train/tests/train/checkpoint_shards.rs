@@ -186,16 +186,16 @@ fn read(folder: &Path, full: &FullState, layout: &Layout) {
         let mut weight = empty(&local.shard.shape());
         let (mut dense, mut kept) = (empty(&dense_shape(&local)), empty(&[local.kept_state.len()]));
         let dense_target = match local.shard(None) {
-            None => LoadTarget::Tensor(&mut dense),
-            Some(shard) => LoadTarget::Shard(&mut dense, shard),
+            None => LoadTarget::full(&mut dense),
+            Some(shard) => LoadTarget::of(&mut dense, shard),
         };
         let kept_target = match local.shard(Some("w")) {
-            None => LoadTarget::Tensor(&mut kept),
-            Some(shard) => LoadTarget::Shard(&mut kept, shard),
+            None => LoadTarget::full(&mut kept),
+            Some(shard) => LoadTarget::of(&mut kept, shard),
         };
         let request = |file, tensors| LoadRequest { file, tensors, elsewhere: 0, converts: false };
         checkpoint.fill(&mut [
-            request(MODEL, vec![("w".to_owned(), LoadTarget::of(&mut weight, &local.shard))]),
+            request(MODEL, vec![("w".to_owned(), LoadTarget::of(&mut weight, local.shard.clone()))]),
             request(OPTIMIZER, vec![(DENSE.to_owned(), dense_target), (KEPT.to_owned(), kept_target)]),
         ])?;
         assert_eq!(weight.to_f32(), local.weight);
@@ -298,7 +298,7 @@ fn state_that_is_not_of_the_mask_is_refused() {
     let device = Device::cpu(1).unwrap();
     let kept = full.kept.iter().filter(|kept| **kept).count();
     let mut state = tensor(&device, &[kept], &vec![5.0; kept]);
-    let tensors = vec![(KEPT.to_owned(), LoadTarget::Tensor(&mut state))];
+    let tensors = vec![(KEPT.to_owned(), LoadTarget::full(&mut state))];
     let request = LoadRequest { file: OPTIMIZER, tensors, elsewhere: 0, converts: false };
     let error = checkpoint.fill(&mut [request]).unwrap_err().to_string();
     assert!(error.contains("where its mask keeps"), "{error}");

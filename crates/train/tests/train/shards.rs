@@ -132,8 +132,8 @@ fn shards_are_joined_and_split_anew() {
         let (mut shard_values, mut other) = (numbers(&device, 0..range.len()), numbers(&device, 1..8));
         let shard = range_from(&[10, 3], range.start);
         let tensors = vec![
-            ("a".to_owned(), LoadTarget::Shard(&mut shard_values, shard)),
-            ("b".to_owned(), LoadTarget::Tensor(&mut other)),
+            ("a".to_owned(), LoadTarget::of(&mut shard_values, shard)),
+            ("b".to_owned(), LoadTarget::full(&mut other)),
         ];
         checkpoint
             .fill(&mut [LoadRequest { file: "state.safetensors", tensors, elsewhere: 0, converts: false }])
@@ -144,7 +144,7 @@ fn shards_are_joined_and_split_anew() {
     let mut dense = numbers(&device, 0..30).reshape(&[10, 3]);
     dense.fill_zero().unwrap();
     let mut wanted = |elsewhere| {
-        let tensors = vec![("a".to_owned(), LoadTarget::Tensor(&mut dense))];
+        let tensors = vec![("a".to_owned(), LoadTarget::full(&mut dense))];
         checkpoint.fill(&mut [LoadRequest { file: "state.safetensors", tensors, elsewhere, converts: false }])
     };
     let error = wanted(0).unwrap_err().to_string();
@@ -196,9 +196,9 @@ fn stages_write_what_they_hold() {
     let checkpoint = Checkpoint::read(&path, &Ranks::single()).unwrap();
     let (mut a, mut b, mut tied) = (numbers(&device, 5..8), numbers(&device, 5..9), numbers(&device, 0..2));
     let tensors = vec![
-        ("b".to_owned(), LoadTarget::Tensor(&mut b)),
-        ("tied".to_owned(), LoadTarget::Tensor(&mut tied)),
-        ("a".to_owned(), LoadTarget::Tensor(&mut a)),
+        ("b".to_owned(), LoadTarget::full(&mut b)),
+        ("tied".to_owned(), LoadTarget::full(&mut tied)),
+        ("a".to_owned(), LoadTarget::full(&mut a)),
     ];
     checkpoint
         .fill(&mut [LoadRequest { file: "model.safetensors", tensors, elsewhere: 0, converts: false }])

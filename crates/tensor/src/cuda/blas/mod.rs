@@ -22,34 +22,12 @@ use crate::memory::Category;
 use plan::MatmulPlan;
 pub(crate) use plan::{EpilogueKind, MatmulKey};
 
-/// How an algorithm is picked among those that cuBLASLt offers for a product.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AlgorithmSearch {
-    /// The one it ranks first: the same in every run.
-    #[default]
-    Ranked,
-    /// The fastest of a few, measured at the product's first use: another run may pick another one, whose sums
-    /// round otherwise.
-    Timed,
-}
-
 /// Settings of a GPU's products.
 impl Cuda {
     /// Lets f32 products round their operands to TF32 (10 bits of precision): several times faster. Off at first.
     pub fn allow_tf32(&self, allow: bool) -> Result<()> {
         self.with_blas(|blas| {
             blas.tf32 = allow;
-            Ok(())
-        })
-    }
-
-    /// How algorithms are picked from now on.
-    pub fn search_products(&self, search: AlgorithmSearch) -> Result<()> {
-        self.with_blas(|blas| {
-            if blas.search != search {
-                blas.plans.clear();
-            }
-            blas.search = search;
             Ok(())
         })
     }
@@ -70,16 +48,14 @@ impl Cuda {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MatmulCall {
     pub key: MatmulKey,
-    /// The product is multiplied by it, before anything is added.
-    pub scale: f32,
     pub a: u64,
     pub b: u64,
     pub c: u64,
     /// A matrix like `c`, which is added in its place.
     pub plus: Option<u64>,
-    /// A bias that is read, or sums that are written.
+    /// A bias.
     pub vector: Option<u64>,
-    /// What stands before an activation, written or read.
+    /// What stands before an activation, which is written.
     pub matrix: Option<u64>,
 }
 
@@ -91,7 +67,6 @@ pub(crate) struct Blas {
     workspace: CudaBlock,
     workspace_bytes: usize,
     tf32: bool,
-    search: AlgorithmSearch,
     handle: CublasHandle,
 }
 
@@ -102,19 +77,12 @@ impl Blas {
         // What NVIDIA advises: Hopper's kernels keep more of a split product there.
         let workspace_bytes = if cuda.gpu().capability >= 90 { 32 << 20 } else { 4 << 20 };
         let workspace = CudaBlock::new(cuda, workspace_bytes, Category::Workspace)?;
-        Ok(Blas {
-            plans: HashMap::new(),
-            workspace,
-            workspace_bytes,
-            tf32: false,
-            search: AlgorithmSearch::Ranked,
-            handle,
-        })
+        Ok(Blas { plans: HashMap::new(), workspace, workspace_bytes, tf32: false, handle })
     }
 
-    /// Whether products may use TF32, and how algorithms are picked.
-    pub(super) fn settings(&self) -> (bool, AlgorithmSearch) {
-        (self.tf32, self.search)
+    /// Whether products may use TF32.
+    pub(super) fn allows_tf32(&self) -> bool {
+        self.tf32
     }
 
     /// Whether it ran; `false` where cuBLASLt cannot do it.
@@ -130,18 +98,15 @@ impl Blas {
         let tf32 = self.tf32 && key.input == DType::F32;
         if let Some(known) = self.plans.get(&(key, tf32)) {
             return match known {
-                Some(plan) => self.queue(cuda, plan, plan.best(), call, None).map(|()| true),
+                Some(plan) => self.queue(cuda, plan, call).map(|()| true),
                 None => Ok(false),
             };
         }
         let mut plan = MatmulPlan::new(self.handle.0, &key, tf32, self.workspace_bytes)?;
-        if let (Some(plan), AlgorithmSearch::Timed) = (&mut plan, self.search) {
-            self.fastest(cuda, plan, call)?;
-        }
         // What the library offers it may still refuse to run; nothing is queued then.
         let ran = loop {
             let Some(some) = &mut plan else { break false };
-            match self.queue(cuda, some, some.best(), call, None) {
+            match self.queue(cuda, some, call) {
                 Ok(()) => break true,
                 Err(_) if some.drop_best() => {}
                 Err(e) if key.kind == EpilogueKind::Plain => return Err(e),
@@ -152,22 +117,12 @@ impl Blas {
         Ok(ran)
     }
 
-    /// Queues a call that [`Blas::run`] was given. `elsewhere`: where the result goes instead of `c`, which
-    /// is then only read, if at all.
-    fn queue(
-        &self,
-        cuda: &Cuda,
-        plan: &MatmulPlan,
-        algorithm: &sys::cublasLtMatmulAlgo_t,
-        call: &MatmulCall,
-        elsewhere: Option<u64>,
-    ) -> Result<()> {
+    /// Queues a call that [`Blas::run`] was given.
+    fn queue(&self, cuda: &Cuda, plan: &MatmulPlan, call: &MatmulCall) -> Result<()> {
         plan.point(call.vector, call.matrix)?;
-        let MatmulCall { key, scale, a, b, .. } = call;
-        let d = elsewhere.unwrap_or(call.c);
-        let c = call.plus.unwrap_or(call.c);
-        let beta = if key.accumulate { 1.0f32 } else { 0.0 };
-        let flops = 2.0 * (key.batch * key.m * key.n) as f64 * key.k as f64;
+        let MatmulCall { key, a, b, c, plus, .. } = *call;
+        let (alpha, beta) = (1.0f32, if key.accumulate { 1.0f32 } else { 0.0 });
+        let flops = 2.0 * (key.m * key.n) as f64 * key.k as f64;
         let timer = cuda.time("products", flops)?;
         // SAFETY: the plan's layouts are those of the call's matrices, as whoever called `run` has promised;
         // the scratch space belongs to this handle, whose work is all on one stream.
@@ -175,17 +130,17 @@ impl Blas {
             sys::cublasLtMatmul(
                 self.handle.0,
                 plan.operation(),
-                (&raw const *scale).cast(),
-                *b as *const _,
+                (&raw const alpha).cast(),
+                b as *const _,
                 plan.first(),
-                *a as *const _,
+                a as *const _,
                 plan.second(),
                 (&raw const beta).cast(),
-                c as *const _,
+                plus.unwrap_or(c) as *const _,
                 plan.result(),
-                d as *mut _,
+                c as *mut _,
                 plan.result(),
-                algorithm,
+                plan.best(),
                 self.workspace.address() as *mut _,
                 self.workspace_bytes,
                 cuda.compute().raw().cast(),
@@ -193,36 +148,6 @@ impl Blas {
         }
         .check("a matrix product")?;
         timer.end()
-    }
-
-    /// Puts the fastest of a plan's algorithms first. What is measured is the very product, once to warm up and
-    /// then a few times; where it adds to `c`, the sum goes elsewhere.
-    fn fastest(&self, cuda: &Cuda, plan: &mut MatmulPlan, call: &MatmulCall) -> Result<()> {
-        const TIMES: u32 = 4;
-        let MatmulKey { batch, m, n, output, .. } = call.key;
-        let elsewhere = match call.key.accumulate && call.plus.is_none() {
-            true => Some(cuda.allocate(batch * m * n * output.bytes(), Category::Workspace)?),
-            false => None,
-        };
-        let address = elsewhere.as_ref().map(|buffer| buffer.address());
-        let mut best = (0, std::time::Duration::MAX);
-        for i in 0..plan.algorithms() {
-            let algorithm = *plan.algorithm(i);
-            if self.queue(cuda, plan, &algorithm, call, address).is_err() {
-                continue;
-            }
-            cuda.compute().synchronize()?;
-            let start = std::time::Instant::now();
-            for _ in 0..TIMES {
-                self.queue(cuda, plan, &algorithm, call, address)?;
-            }
-            cuda.compute().synchronize()?;
-            if start.elapsed() < best.1 {
-                best = (i, start.elapsed());
-            }
-        }
-        plan.prefer(best.0);
-        Ok(())
     }
 }
 

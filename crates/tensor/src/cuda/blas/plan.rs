@@ -8,8 +8,7 @@ use cudarc::cublaslt::sys::{
     cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
     cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
     cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t,
-    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasLtReductionScheme_t as Reduction,
-    cublasStatus_t, cudaDataType_t,
+    cublasLtReductionScheme_t as Reduction, cublasStatus_t, cudaDataType_t,
 };
 
 use super::CheckStatus;
@@ -25,7 +24,6 @@ pub(crate) struct MatmulKey {
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    pub batch: usize,
     pub ta: bool,
     pub tb: bool,
     /// Elements between two rows of each matrix as it is stored, where not all lie without gaps.
@@ -43,23 +41,17 @@ pub(crate) enum EpilogueKind {
     Bias,
     Gelu,
     GeluBias,
-    GeluBackward,
-    SumsOfA,
-    SumsOfB,
 }
 
 impl EpilogueKind {
-    /// Whether it reads a bias or writes sums.
+    /// Whether it reads a bias.
     fn has_vector(self) -> bool {
-        matches!(
-            self,
-            EpilogueKind::Bias | EpilogueKind::GeluBias | EpilogueKind::SumsOfA | EpilogueKind::SumsOfB
-        )
+        matches!(self, EpilogueKind::Bias | EpilogueKind::GeluBias)
     }
 
-    /// Whether it keeps or reads what stands before the activation.
+    /// Whether it keeps what stands before the activation.
     fn has_matrix(self) -> bool {
-        matches!(self, EpilogueKind::Gelu | EpilogueKind::GeluBias | EpilogueKind::GeluBackward)
+        matches!(self, EpilogueKind::Gelu | EpilogueKind::GeluBias)
     }
 }
 
@@ -114,10 +106,6 @@ impl MatmulPlan {
             EpilogueKind::Bias => LtEpilogue::CUBLASLT_EPILOGUE_BIAS,
             EpilogueKind::Gelu => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX,
             EpilogueKind::GeluBias => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-            EpilogueKind::GeluBackward => LtEpilogue::CUBLASLT_EPILOGUE_DGELU,
-            // Our `b` is its first operand, `A`.
-            EpilogueKind::SumsOfB => LtEpilogue::CUBLASLT_EPILOGUE_BGRADA,
-            EpilogueKind::SumsOfA => LtEpilogue::CUBLASLT_EPILOGUE_BGRADB,
         };
         operation.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)?;
         if key.kind.has_vector() {
@@ -133,9 +121,10 @@ impl MatmulPlan {
         let [of_a, of_b, of_c] = key.strides.unwrap_or([a_rows, b_rows, key.n]);
         let mut plan = MatmulPlan {
             operation,
-            first: MatrixLayout::new(key.input, [b_rows, b_cols], of_b, key.batch)?,
-            second: MatrixLayout::new(key.input, [a_rows, a_cols], of_a, key.batch)?,
-            result: MatrixLayout::new(key.output, [key.n, key.m], of_c, key.batch)?,
+            // Our `b` is its first operand, `A`.
+            first: MatrixLayout::new(key.input, [b_rows, b_cols], of_b)?,
+            second: MatrixLayout::new(key.input, [a_rows, a_cols], of_a)?,
+            result: MatrixLayout::new(key.output, [key.n, key.m], of_c)?,
             algorithms: Vec::new(),
         };
         // The ranking of an epilogue's algorithms looks at its pointers' alignment, so they need a value.
@@ -203,7 +192,7 @@ impl MatmulPlan {
         Ok(good.map(|offer| offer.algo).collect())
     }
 
-    /// Sets the addresses of a call: of the bias or the sums, and of what stands before the activation.
+    /// Sets the addresses of a call: of the bias, and of what stands before the activation.
     pub(super) fn point(&self, bias: Option<u64>, aux: Option<u64>) -> Result<()> {
         if let Some(bias) = bias {
             self.operation.set(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias)?;
@@ -234,22 +223,10 @@ impl MatmulPlan {
         &self.algorithms[0]
     }
 
-    pub(super) fn algorithms(&self) -> usize {
-        self.algorithms.len()
-    }
-
-    pub(super) fn algorithm(&self, i: usize) -> &cublasLtMatmulAlgo_t {
-        &self.algorithms[i]
-    }
-
     /// Forgets the best algorithm; whether another is left.
     pub(super) fn drop_best(&mut self) -> bool {
         self.algorithms.remove(0);
         !self.algorithms.is_empty()
-    }
-
-    pub(super) fn prefer(&mut self, i: usize) {
-        self.algorithms.swap(0, i);
     }
 }
 
@@ -292,39 +269,18 @@ impl Drop for MatmulDescription {
     }
 }
 
-/// A matrix by columns, `stride` elements from one to the next; `batch` of them one behind the other, without
-/// gaps.
+/// A matrix by columns, `stride` elements from one to the next.
 #[derive(Debug)]
 struct MatrixLayout(cublasLtMatrixLayout_t);
 
 impl MatrixLayout {
-    fn new(dtype: DType, [rows, cols]: [usize; 2], stride: usize, batch: usize) -> Result<MatrixLayout> {
+    fn new(dtype: DType, [rows, cols]: [usize; 2], stride: usize) -> Result<MatrixLayout> {
         let mut layout = std::ptr::null_mut();
+        let (dtype, rows, cols, stride) = (data_type(dtype), rows as u64, cols as u64, stride as i64);
         // SAFETY: the library is loaded; it writes the handle.
-        unsafe {
-            sys::cublasLtMatrixLayoutCreate(
-                &mut layout,
-                data_type(dtype),
-                rows as u64,
-                cols as u64,
-                stride as i64,
-            )
-        }
-        .check("describing a matrix")?;
-        let layout = MatrixLayout(layout);
-        if batch > 1 {
-            layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, batch as i32)?;
-            let stride = (rows * cols) as i64;
-            layout.set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, stride)?;
-        }
-        Ok(layout)
-    }
-
-    fn set<T>(&self, attribute: LayoutAttribute, value: T) -> Result<()> {
-        let (value, size) = bytes(&value);
-        // SAFETY: the layout lives; the library reads `size` bytes and refuses a wrong number.
-        unsafe { sys::cublasLtMatrixLayoutSetAttribute(self.0, attribute, value, size) }
-            .check("describing a matrix")
+        unsafe { sys::cublasLtMatrixLayoutCreate(&mut layout, dtype, rows, cols, stride) }
+            .check("describing a matrix")?;
+        Ok(MatrixLayout(layout))
     }
 }
 

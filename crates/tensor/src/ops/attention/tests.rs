@@ -8,7 +8,11 @@ use crate::dtype::DType;
 use crate::testing::{assert_close, devices, dot, gradient, indices, tensor, values, wide};
 
 /// `(y, logsumexp)` with the whole matrix of scores.
-fn plain_forward(qkv: &[f64], positions: &[u32], z: &AttentionDims) -> (Vec<f64>, Vec<f64>) {
+pub(in crate::ops) fn plain_forward(
+    qkv: &[f64],
+    positions: &[u32],
+    z: &AttentionDims,
+) -> (Vec<f64>, Vec<f64>) {
     let (mut y, mut logsumexp) = (vec![0.0; z.batch * z.t * z.c], vec![0.0; z.tasks() * z.t]);
     for task in 0..z.tasks() {
         for i in 0..z.t {
@@ -77,7 +81,13 @@ fn sizes(batch: usize, t: usize, heads: usize, d: usize) -> AttentionDims {
     grouped(batch, t, heads, heads, d)
 }
 
-fn grouped(batch: usize, t: usize, heads: usize, kv_heads: usize, d: usize) -> AttentionDims {
+pub(in crate::ops) fn grouped(
+    batch: usize,
+    t: usize,
+    heads: usize,
+    kv_heads: usize,
+    d: usize,
+) -> AttentionDims {
     AttentionDims { batch, t, c: heads * d, heads, kv_heads, d, scale: 1.0 / (d as f32).sqrt() }
 }
 

@@ -37,14 +37,14 @@ pub(super) fn gradient_sums(cuda: &Cuda, dy: &Tensor, x: &Tensor, mean: &Tensor)
     Ok(PartialStats { numbers, chunk })
 }
 
-/// Normalises by given statistics.
+/// Normalises by given statistics: `spread` is one over the standard deviation, or the variance to which `eps` is
+/// still to be added.
 pub(super) fn normalise(
     cuda: &Cuda,
     x: &Tensor,
-    scale: &Tensor,
-    shift: &Tensor,
-    mean: &Tensor,
-    rstd: &Tensor,
+    [scale, shift]: [&Tensor; 2],
+    [mean, spread]: [&Tensor; 2],
+    eps: Option<f32>,
     epilogue: NormEpilogue<'_>,
 ) -> Result<Tensor> {
     let (rows, c) = (x.rows(), x.width());
@@ -52,9 +52,13 @@ pub(super) fn normalise(
     let ([scale, shift], wide) = cast::weights(x.dtype(), [scale, shift])?;
     let mut y = x.empty_like(Category::Transient)?;
     let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
-    let args = args.input(mean).input(rstd).optional_input(epilogue.plus).i32(epilogue.relu.into());
+    let args = args.input(mean).input(spread).optional_input(epilogue.plus).i32(epilogue.relu.into());
     let args = args.output(&mut y).size(rows).size(c).size(chunk);
-    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_forward")?;
+    let (name, args) = match eps {
+        None => ("batch_norm_forward", args),
+        Some(eps) => ("batch_norm_evaluate", args.f32(eps)),
+    };
+    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), name)?;
     // SAFETY: x, y and what is added are [rows, c], all else [c], scale and shift in the type that `wide` says.
     unsafe { kernel.launch(grid, block, 0, args)? };
     Ok(y)
@@ -92,29 +96,6 @@ pub(super) fn statistics(cuda: &Cuda, x: &Tensor, eps: f32) -> Result<[Tensor; 2
     // SAFETY: `partial` is [chunks, 2, c], the statistics are [c].
     unsafe { kernel.launch(lanes::blocks(c, 8), THREADS, 0, args)? };
     Ok([mean, rstd])
-}
-
-pub(super) fn evaluate(
-    cuda: &Cuda,
-    x: &Tensor,
-    scale: &Tensor,
-    shift: &Tensor,
-    mean: &Tensor,
-    variance: &Tensor,
-    eps: f32,
-    epilogue: NormEpilogue<'_>,
-) -> Result<Tensor> {
-    let (rows, c) = (x.rows(), x.width());
-    let ColumnSumLaunch { grid, block, chunk, .. } = lanes::columns(rows, c, x.dtype());
-    let ([scale, shift], wide) = cast::weights(x.dtype(), [scale, shift])?;
-    let mut y = x.empty_like(Category::Transient)?;
-    let args = Args::new().input(x).input(&scale).input(&shift).i32(wide.into());
-    let args = args.input(mean).input(variance).optional_input(epilogue.plus).i32(epilogue.relu.into());
-    let args = args.output(&mut y).size(rows).size(c).size(chunk).f32(eps);
-    let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "batch_norm_evaluate")?;
-    // SAFETY: x, y and what is added are [rows, c], all else [c], scale and shift in the type that `wide` says.
-    unsafe { kernel.launch(grid, block, 0, args)? };
-    Ok(y)
 }
 
 pub(super) fn backward(

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::cpu::gemm::Lanes;
-use crate::cpu::{Cpu, Isa};
+use crate::cpu::{Cpu, Isa, isa::by_isa};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -132,7 +132,7 @@ pub(crate) fn correlate(
                 let job = CorrelateArgs { taps, pixels, x, panel, start, y, first, cols, add: i > 0 };
                 // SAFETY: offsets were checked above, as was the weights' offset in the panel; an `Isa` is one
                 // the machine has.
-                unsafe { pixel_kernel(cpu.isa(), job) };
+                unsafe { by_isa!(cpu.isa(), [pixels_portable, pixels_avx2, pixels_avx512], job) };
             }
         }
     }
@@ -179,7 +179,7 @@ pub(crate) fn correlate_weight(
                         cols,
                     };
                     // SAFETY: offsets and sizes were checked above; an `Isa` is one the machine has.
-                    unsafe { outer_kernel(cpu.isa(), rows, job) };
+                    unsafe { by_isa!(cpu.isa(), [outer_portable, outer_avx2, outer_avx512], rows, job) };
                 }
             }
         }
@@ -371,34 +371,4 @@ kernels! {
 kernels! {
     pixels_avx512, outer_avx512, std::arch::x86_64::__m512, ["avx512f"], pixels: 8 [1 2 3 4 5 6 7 8],
     rows: [1 2 3 4 5 6 7 8 9 10 11 12]
-}
-
-/// # Safety
-/// As for [`pixels`], and the processor has `isa`.
-unsafe fn pixel_kernel(isa: Isa, job: CorrelateArgs<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(_) | Isa::Amx(_) => pixels_avx512(job),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(_) => pixels_avx2(job),
-            _ => pixels_portable(job),
-        }
-    }
-}
-
-/// # Safety
-/// As for [`outer`], and the processor has `isa`.
-unsafe fn outer_kernel(isa: Isa, rows: usize, job: OuterProductArgs<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(_) | Isa::Amx(_) => outer_avx512(rows, job),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(_) => outer_avx2(rows, job),
-            _ => outer_portable(rows, job),
-        }
-    }
 }

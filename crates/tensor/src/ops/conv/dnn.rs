@@ -29,7 +29,7 @@ pub(super) fn forward(
     z: &ConvDims,
 ) -> Result<Option<Tensor>> {
     let Some(key) = planned(cuda, ConvPass::Forward, z, x.dtype())? else { return Ok(None) };
-    let x = resized(cuda, x, key.x[3], Category::Workspace)?;
+    let x = layout::resize(x, key.x[3], Category::Workspace)?;
     let rows = filter_rows(cuda, w, key.x[3])?;
     let mut y = Tensor::empty(&x.device(), &key.y, x.dtype(), Category::Transient)?;
     run(cuda, &key, [address(&x), address(&rows), address_mut(&mut y)])?;
@@ -46,12 +46,12 @@ pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &ConvDims)
     let rows = filter_rows(cuda, w, key.x[3])?;
     let mut dx = Tensor::empty(&dy.device(), &key.x, dy.dtype(), Category::Transient)?;
     run(cuda, &key, [address_mut(&mut dx), address(&rows), address(dy)])?;
-    resized(cuda, &dx, z.c, Category::Transient).map(Some)
+    layout::resize(&dx, z.c, Category::Transient).map(Some)
 }
 
 pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &ConvDims) -> Result<Option<Tensor>> {
     let Some(key) = planned(cuda, ConvPass::Weight, z, x.dtype())? else { return Ok(None) };
-    let x = resized(cuda, x, key.x[3], Category::Workspace)?;
+    let x = layout::resize(x, key.x[3], Category::Workspace)?;
     let shape = [z.o, z.conv.kernel, z.conv.kernel, key.x[3]];
     let mut rows = Tensor::empty(&x.device(), &shape, x.dtype(), Category::Workspace)?;
     run(cuda, &key, [address(&x), address_mut(&mut rows), address(dy)])?;
@@ -82,18 +82,6 @@ fn key(tf32: bool, pass: ConvPass, z: &ConvDims, dtype: DType) -> Option<ConvKey
     let x = [z.batch, z.h, z.w, z.c.next_multiple_of(lanes)];
     let (padding_before, padding_after) = ([padding.top, padding.left], [padding.bottom, padding.right]);
     Some(ConvKey { pass, dtype, x, y: z.output_shape(), kernel, stride, padding_before, padding_after })
-}
-
-/// x with this many channels.
-fn resized(cuda: &Cuda, x: &Tensor, channels: usize, category: Category) -> Result<Tensor> {
-    if x.width() == channels {
-        return Ok(x.clone());
-    }
-    let mut shape = x.shape().to_vec();
-    *shape.last_mut().expect("an image has four dimensions") = channels;
-    let mut y = Tensor::empty(&x.device(), &shape, x.dtype(), category)?;
-    layout::cuda::resize(cuda, x, &mut y)?;
-    Ok(y)
 }
 
 fn run(cuda: &Cuda, key: &ConvKey, tensors: [u64; 3]) -> Result<()> {

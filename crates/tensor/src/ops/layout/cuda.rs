@@ -23,7 +23,7 @@ pub(super) fn transpose(cuda: &Cuda, x: &Tensor, y: &mut Tensor, rows: usize, co
 }
 
 /// `y` becomes x's rows, cropped or with zeros appended.
-pub(in crate::ops) fn resize(cuda: &Cuda, x: &Tensor, y: &mut Tensor) -> Result<()> {
+pub(super) fn resize(cuda: &Cuda, x: &Tensor, y: &mut Tensor) -> Result<()> {
     let (rows, c, channels) = (x.rows(), x.width(), y.width());
     let across = (channels / lanes::width(channels, x.dtype())).next_power_of_two().min(32) as u32;
     let down = THREADS / across;

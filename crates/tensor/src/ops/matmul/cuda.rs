@@ -36,15 +36,6 @@ pub enum MatmulEpilogue<'a> {
         /// Kept for the backward pass.
         pre: &'a mut Tensor,
     },
-    /// `c = (a b) * gelu'(pre)`.
-    GeluBackward {
-        /// What [`MatmulEpilogue::Gelu`] kept.
-        pre: &'a Tensor,
-    },
-    /// `c = a b`, and the sums of `a` over `k` beside it: `[m]`. A bias's gradient where `a` is the gradient.
-    SumsOfA(&'a mut Tensor),
-    /// As before, the sums of `b` over `k`: `[n]`.
-    SumsOfB(&'a mut Tensor),
 }
 
 impl<'a> MatmulEpilogue<'a> {
@@ -63,11 +54,9 @@ pub struct GpuMatmul<'a> {
     tb: bool,
     /// The first column of each factor that is read, as it is stored.
     first: [usize; 2],
-    batch: usize,
     m: usize,
     n: usize,
     k: usize,
-    scale: f32,
     accumulate: bool,
     plus: Option<&'a Tensor>,
     epilogue: MatmulEpilogue<'a>,
@@ -76,45 +65,16 @@ pub struct GpuMatmul<'a> {
 impl<'a> GpuMatmul<'a> {
     /// `a b`; `a: [m, k]`, `b: [k, n]`.
     pub fn new(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> GpuMatmul<'a> {
-        GpuMatmul::of(a.into(), b.into(), 1)
-    }
-
-    /// One product for each index of the first dimension: `[batch, m, k]` by `[batch, k, n]`.
-    pub fn batched(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>) -> GpuMatmul<'a> {
         let (a, b) = (a.into(), b.into());
-        let (batch, of_b) = (a.tensor.shape()[0], b.tensor.shape()[0]);
-        assert_eq!(batch, of_b, "a batch of {:?} and one of {:?}", a.tensor.shape(), b.tensor.shape());
-        GpuMatmul::of(a, b, batch)
-    }
-
-    fn of(a: Operand<'a>, b: Operand<'a>, batch: usize) -> GpuMatmul<'a> {
-        let dims_of = |x: Operand<'_>| {
-            let (rows, width) = (x.tensor.rows() / batch.max(1), x.columns);
-            if x.transposed { (width, rows) } else { (rows, width) }
-        };
-        let ((m, k), (bk, n)) = (dims_of(a), dims_of(b));
+        let ((m, k), (bk, n)) = (a.extents(), b.extents());
         let (ta, tb) = (a.transposed, b.transposed);
-        assert!(batch == 1 || (a.is_full() && b.is_full()), "a batched product of some columns");
         let first = [a.first, b.first];
         let (a, b) = (a.tensor, b.tensor);
         let (of_a, of_b) = (a.shape(), b.shape());
         assert_eq!(k, bk, "a product of {of_a:?} (transposed: {ta}) and {of_b:?} (transposed: {tb})");
         assert_eq!(a.dtype(), b.dtype(), "a product of two types");
-        GpuMatmul {
-            a,
-            ta,
-            b,
-            tb,
-            first,
-            batch,
-            m,
-            n,
-            k,
-            scale: 1.0,
-            accumulate: false,
-            plus: None,
-            epilogue: MatmulEpilogue::None,
-        }
+        let (accumulate, plus, epilogue) = (false, None, MatmulEpilogue::None);
+        GpuMatmul { a, ta, b, tb, first, m, n, k, accumulate, plus, epilogue }
     }
 
     /// Adds to `c` instead of overwriting it.
@@ -126,12 +86,6 @@ impl<'a> GpuMatmul<'a> {
     /// Adds a tensor like `c` before anything is rounded, so that `c = a b + plus`, and a bias where one follows.
     pub fn plus(mut self, plus: Option<&'a Tensor>) -> GpuMatmul<'a> {
         self.plus = plus;
-        self
-    }
-
-    /// Multiplies the product by this number, before anything is added.
-    pub fn scaled(mut self, scale: f32) -> GpuMatmul<'a> {
-        self.scale = scale;
         self
     }
 
@@ -168,7 +122,7 @@ impl<'a> GpuMatmul<'a> {
 
     /// Queues it. `c` has the type of `a` and `b`, or f32.
     pub fn into(mut self, c: &mut Tensor) -> Result<()> {
-        assert_eq!(c.len(), self.batch * self.m * self.n, "a product into {:?}", c.shape());
+        assert_eq!(c.len(), self.m * self.n, "a product into {:?}", c.shape());
         assert!(c.dtype() == self.a.dtype() || c.dtype() == DType::F32, "a product into {:?}", c.dtype());
         self.check_epilogue(c);
         if let Some(plus) = self.plus {
@@ -221,14 +175,9 @@ impl<'a> GpuMatmul<'a> {
             MatmulEpilogue::Gelu { bias, pre } => {
                 (bias.map(|b| b.cuda_buffer().address()), Some(pre.cuda_buffer_mut().address()))
             }
-            MatmulEpilogue::GeluBackward { pre } => (None, Some(pre.cuda_buffer().address())),
-            MatmulEpilogue::SumsOfA(sums) | MatmulEpilogue::SumsOfB(sums) => {
-                (Some(sums.cuda_buffer_mut().address()), None)
-            }
         };
         let call = MatmulCall {
             key,
-            scale: self.scale,
             a: self.a.cuda_buffer().address() + behind(self.a, self.first[0]),
             b: self.b.cuda_buffer().address() + behind(self.b, self.first[1]),
             c: c.cuda_buffer_mut().address() + behind(c, first),
@@ -244,7 +193,7 @@ impl<'a> GpuMatmul<'a> {
     /// in full.
     fn strides(&self, c: &Tensor) -> Option<[usize; 3]> {
         // An output of several dimensions may be the product under another shape.
-        let of_c = if c.len() == self.batch * self.m * self.n { self.n } else { c.width() };
+        let of_c = if c.len() == self.m * self.n { self.n } else { c.width() };
         (!self.is_full() || of_c != self.n).then(|| [self.a.width(), self.b.width(), of_c])
     }
 
@@ -253,7 +202,6 @@ impl<'a> GpuMatmul<'a> {
             m: self.m,
             n: self.n,
             k: self.k,
-            batch: self.batch,
             ta: self.ta,
             tb: self.tb,
             strides: self.strides(c),
@@ -265,9 +213,6 @@ impl<'a> GpuMatmul<'a> {
                 MatmulEpilogue::Bias(_) => EpilogueKind::Bias,
                 MatmulEpilogue::Gelu { bias: None, .. } => EpilogueKind::Gelu,
                 MatmulEpilogue::Gelu { bias: Some(_), .. } => EpilogueKind::GeluBias,
-                MatmulEpilogue::GeluBackward { .. } => EpilogueKind::GeluBackward,
-                MatmulEpilogue::SumsOfA(_) => EpilogueKind::SumsOfA,
-                MatmulEpilogue::SumsOfB(_) => EpilogueKind::SumsOfB,
             },
         }
     }
@@ -284,19 +229,9 @@ impl<'a> GpuMatmul<'a> {
                 b.iter().for_each(|t| bias(t));
                 full(pre);
             }
-            MatmulEpilogue::GeluBackward { pre } => full(pre),
-            MatmulEpilogue::SumsOfA(t) => {
-                assert!(t.len() == m && t.dtype() == c.dtype(), "sums {:?}", t.shape())
-            }
-            MatmulEpilogue::SumsOfB(t) => {
-                assert!(t.len() == n && t.dtype() == c.dtype(), "sums {:?}", t.shape())
-            }
         }
-        assert_eq!(self.batch, 1, "a batched product with something to follow");
-        let unchanged = matches!(self.epilogue, MatmulEpilogue::SumsOfA(_) | MatmulEpilogue::SumsOfB(_));
-        assert!(!unchanged || self.is_full(), "sums of some columns");
-        assert!(!self.accumulate || unchanged, "a product that is added to c and then changed");
-        let changed = !unchanged && !matches!(self.epilogue, MatmulEpilogue::Bias(_));
+        assert!(!self.accumulate, "a product that is added to c and then changed");
+        let changed = !matches!(self.epilogue, MatmulEpilogue::Bias(_));
         assert!(
             self.plus.is_none() || !changed,
             "a product to which something is added before it is changed"

@@ -11,7 +11,7 @@
 
 use crate::cpu::gemm::Lanes;
 use crate::cpu::scratch::DisjointSlice;
-use crate::cpu::{Cpu, Isa};
+use crate::cpu::{Cpu, Isa, isa::by_isa};
 use crate::error::Result;
 use crate::tensor::Tensor;
 use crate::{bf16, with_float};
@@ -49,30 +49,14 @@ trait SparseKernel: PanelElement {
 impl SparseKernel for f32 {
     unsafe fn run(isa: Isa, vectors: usize, job: SpmmTile<'_, f32>) {
         // SAFETY: the caller's promise.
-        unsafe {
-            match isa {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512(_) | Isa::Amx(_) => avx512_f32(vectors, job),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2(_) => avx2_f32(vectors, job),
-                _ => portable_f32(vectors, job),
-            }
-        }
+        unsafe { by_isa!(isa, [portable_f32, avx2_f32, avx512_f32], vectors, job) }
     }
 }
 
 impl SparseKernel for bf16 {
     unsafe fn run(isa: Isa, vectors: usize, job: SpmmTile<'_, bf16>) {
         // SAFETY: the caller's promise.
-        unsafe {
-            match isa {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512(_) | Isa::Amx(_) => avx512_bf16(vectors, job),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2(_) => avx2_bf16(vectors, job),
-                _ => portable_bf16(vectors, job),
-            }
-        }
+        unsafe { by_isa!(isa, [portable_bf16, avx2_bf16, avx512_bf16], vectors, job) }
     }
 }
 

@@ -13,7 +13,7 @@ use std::ops::Range;
 
 use crate::cpu::gemm::Lanes;
 use crate::cpu::scratch::{DisjointSlice, ScratchPool};
-use crate::cpu::{Cpu, Isa};
+use crate::cpu::{Cpu, isa::by_isa};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::Category;
@@ -59,7 +59,7 @@ pub(super) fn product(
                 // SAFETY: the processor has its `Isa`. Segments lie within the indices, which are below the
                 // columns of the pattern, of which b has as many; a has a column for each of its rows. Both
                 // panels are as wide.
-                unsafe { run(cpu.isa(), a.vectors(panel), job) };
+                unsafe { by_isa!(cpu.isa(), [portable, avx2, avx512], a.vectors(panel), job) };
             }
             let mut vectors = vectors.chunks_exact(a.lanes);
             for segment in segments {
@@ -126,21 +126,6 @@ struct SddmmTile<'a> {
     col_indices: &'a [u32],
     /// `[kept elements of the tile][lanes]`.
     vectors: &'a mut [f32],
-}
-
-/// # Safety
-/// The processor has `isa`, and the job's arrays fit each other.
-unsafe fn run(isa: Isa, vectors: usize, job: SddmmTile<'_>) {
-    // SAFETY: the caller's promise.
-    unsafe {
-        match isa {
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512(_) | Isa::Amx(_) => avx512(vectors, job),
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2(_) => avx2(vectors, job),
-            _ => portable(vectors, job),
-        }
-    }
 }
 
 /// # Safety

@@ -20,7 +20,7 @@ mod vocabulary;
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use espalier_data::TokenTable;
 use safetensors::tensor::Dtype;
@@ -168,8 +168,7 @@ fn tensors_of(source: &ExportedModel<'_>, model: &GgufModel<'_>, dtype: GgufType
 /// Writes the file, and says how long it is.
 fn write(source: &ExportedModel<'_>, path: &Path, pairs: &[GgufPair], tensors: &[GgufSource]) -> Result<u64> {
     let unwritten = |why| Error::unwritten(path, why);
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let temporary: PathBuf = path.with_file_name(format!(".{name}.writing"));
+    let temporary = durable::beside(path);
     if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
         durable::create_folder(folder).map_err(unwritten)?;
     }

@@ -29,37 +29,29 @@ pub enum GgufType {
 }
 
 impl GgufType {
+    /// Its name, its number in the table of tensors, `general.file_type` of a file most of whose weights are of this
+    /// type, and the bytes of [`BLOCK`] weights.
+    fn row(self) -> (&'static str, u32, u32, usize) {
+        match self {
+            GgufType::F32 => ("f32", 0, 0, 4 * BLOCK),
+            GgufType::F16 => ("f16", 1, 1, 2 * BLOCK),
+            GgufType::Bf16 => ("bf16", 30, 32, 2 * BLOCK),
+            GgufType::Q8_0 => ("q8_0", 8, 7, 34),
+            GgufType::Q4_0 => ("q4_0", 2, 2, 18),
+        }
+    }
+
     /// As `--type` has it.
     pub fn name(self) -> &'static str {
-        match self {
-            GgufType::F32 => "f32",
-            GgufType::F16 => "f16",
-            GgufType::Bf16 => "bf16",
-            GgufType::Q8_0 => "q8_0",
-            GgufType::Q4_0 => "q4_0",
-        }
+        self.row().0
     }
 
-    /// The number of the type in the table of tensors.
     pub(super) fn code(self) -> u32 {
-        match self {
-            GgufType::F32 => 0,
-            GgufType::F16 => 1,
-            GgufType::Q4_0 => 2,
-            GgufType::Q8_0 => 8,
-            GgufType::Bf16 => 30,
-        }
+        self.row().1
     }
 
-    /// `general.file_type` of a file most of whose weights are of this type.
     pub(super) fn file_type(self) -> u32 {
-        match self {
-            GgufType::F32 => 0,
-            GgufType::F16 => 1,
-            GgufType::Q4_0 => 2,
-            GgufType::Q8_0 => 7,
-            GgufType::Bf16 => 32,
-        }
+        self.row().2
     }
 
     /// Whether weights share a scale, so that a row must be a multiple of [`BLOCK`].
@@ -69,12 +61,7 @@ impl GgufType {
 
     /// Bytes of so many weights.
     pub(super) fn bytes(self, elements: usize) -> usize {
-        match self {
-            GgufType::F32 => 4 * elements,
-            GgufType::F16 | GgufType::Bf16 => 2 * elements,
-            GgufType::Q8_0 => elements / BLOCK * 34,
-            GgufType::Q4_0 => elements / BLOCK * 18,
-        }
+        elements * self.row().3 / BLOCK
     }
 }
 
