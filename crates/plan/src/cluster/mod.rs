@@ -31,20 +31,16 @@ pub struct Cluster {
     #[serde(default)]
     pub note: String,
     /// What an hour of a device costs, in whatever currency.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price_per_gpu_hour: Option<f64>,
     /// What a device draws at work, with its share of the machine and its cooling as far as somebody counts these.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub watts_per_gpu: Option<f64>,
     /// How many machines there are; none: as many as are asked for.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
     /// One device; all are alike.
     pub device: DeviceSpec,
     /// The devices that one machine has.
     pub node: Node,
     /// What joins machines; without it there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Fabric>,
 }
 
@@ -62,10 +58,8 @@ pub struct DeviceSpec {
     /// From the beginning of one small kernel to that of the next.
     pub launch_us: f64,
     /// Products of bf16 numbers; none where it has no such.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bf16: Option<MatmulRates>,
     /// Products of fp16 numbers, where it has these and no bf16.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp16: Option<MatmulRates>,
     /// Products of 32-bit numbers.
     pub f32: MatmulRates,
@@ -84,7 +78,6 @@ pub struct MatmulRates {
     pub efficiency: Vec<[f64; 2]>,
     /// What fused attention reaches of a product of as many flops: of scores that are not masked, the backward
     /// pass counted as twice the forward one. None where nobody measured it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<f64>,
     /// How many times as fast a product is where nine tenths of its weights are zeros, as dense as they are:
     /// a GPU that multiplies zeros draws less power.
@@ -127,7 +120,6 @@ pub struct Node {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub cores: bool,
     /// What joins them; one device needs none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<Fabric>,
 }
 

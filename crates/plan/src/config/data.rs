@@ -55,18 +55,15 @@ fn complete_pictures(section: &Section, values: &mut FieldValues) -> Result<(), 
     values.set_left_out("resize", (size * 256).div_ceil(224));
     let resize = values.get::<usize>("resize");
     if resize < size {
-        return Err(section.conflict(
-            "resize",
-            format!("is {resize}, and `data.size` {size}: a crop is not larger than the picture"),
-        ));
+        let problem = format!("is {resize}, and `data.size` {size}: a crop is not larger than the picture");
+        return Err(section.conflict("resize", problem));
     }
     values.set_left_out("max_side", 2 * resize);
     let side = values.get::<usize>("max_side");
     if side < resize {
-        return Err(section.conflict(
-            "max_side",
-            format!("is {side}, and `data.resize` {resize}: pictures would be shrunk, then enlarged"),
-        ));
+        let problem =
+            format!("is {side}, and `data.resize` {resize}: pictures would be shrunk, then enlarged");
+        return Err(section.conflict("max_side", problem));
     }
     let is_resized = values.get::<String>("crop") == "resized";
     for (key, usual) in [("scale", [0.08, 1.0]), ("ratio", [3.0 / 4.0, 4.0 / 3.0])] {

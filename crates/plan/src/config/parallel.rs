@@ -268,10 +268,8 @@ impl Parallel {
             return Err(Error::conflict("optimizer.master", problem));
         }
         if run.train.noise_scale {
-            return Err(Error::conflict(
-                "train.noise_scale",
-                format!("is true, {apart} and never has the gradient of the full batch"),
-            ));
+            let problem = format!("is true, {apart} and never has the gradient of the full batch");
+            return Err(Error::conflict("train.noise_scale", problem));
         }
         Ok(())
     }

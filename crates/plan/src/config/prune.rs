@@ -72,10 +72,8 @@ impl Pruning {
             values.set_left_out("tolerance", tolerance);
             values.set_left_out("l1", l1);
             if form == TicketForm::Weights && values.get::<f64>("l1") != 0.0 {
-                return Err(section.no_effect(
-                    "l1",
-                    "with `prune.form` = \"weights\": it is a penalty on batch-norm scales",
-                ));
+                let why = "with `prune.form` = \"weights\": it is a penalty on batch-norm scales";
+                return Err(section.no_effect("l1", why));
             }
             if form == TicketForm::Channels && values.get::<Scope>("scope") != Scope::Global {
                 let why = "with `prune.form` = \"channels\", which have one global threshold";

@@ -16,10 +16,8 @@ impl SampleConfig {
     /// What the other sections must be for a sample to be written.
     pub(super) fn check(&self, run: &RunFile) -> Result<(), Error> {
         if !run.model.takes_text() {
-            return Err(Error::no_effect(
-                "sample",
-                format!("with the model {}, which generates no text", run.model.name),
-            ));
+            let why = format!("with the model {}, which generates no text", run.model.name);
+            return Err(Error::no_effect("sample", why));
         }
         if matches!(run.data.source, DatasetSource::Tokens { .. }) {
             let why = "with `data.kind` = \"tokens\": token files have no tokenizer";
