@@ -18,8 +18,7 @@ use espalier_plan::config::Override;
 use espalier_plan::device::DeviceKind;
 use espalier_report::serve;
 use espalier_study::{
-    Results, Study, StudyKind, StudySummary, TrialRunner, TrialShard, WorkerPool, page, repeat_best,
-    run_trials, widen_ranges,
+    Results, Study, StudyKind, StudySummary, TrialRunner, TrialSearch, TrialShard, WorkerPool, page,
 };
 use espalier_tensor::cuda::Cuda;
 use espalier_train::Error;
@@ -118,13 +117,14 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
     stop.begun.store(true, Ordering::SeqCst);
     let mut progress = StudyProgressPrinter::new();
     let shard = arguments.shard.unwrap_or(TrialShard::ALL);
-    let count = workers.count();
-    let mut ended = run_trials(&study, &workers, &mut results, count, shard, &stop.requested, &mut progress)?;
+    let (count, stop) = (workers.count(), &stop.requested);
+    let search = TrialSearch { study: &study, runner: &workers, workers: count, stop };
+    let mut ended = search.run_trials(&mut results, shard, &mut progress)?;
     if ended && arguments.widen {
-        ended = widen_ranges(&study, &workers, &mut results, count, &stop.requested, &mut progress)?;
+        ended = search.widen_ranges(&mut results, &mut progress)?;
     }
     if ended && arguments.shard.is_none() {
-        ended = repeat_best(&study, &workers, &mut results, count, &stop.requested, &mut progress)?;
+        ended = search.repeat_best(&mut results, &mut progress)?;
     }
     progress.finish();
     results.refresh()?;
