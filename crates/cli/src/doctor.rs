@@ -27,10 +27,7 @@ pub struct DoctorArguments {
 pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode> {
     let findings = Findings::probe()?;
     output::on_standard_output(format_args!("{}", findings.table(output::width())));
-    if arguments.json {
-        output::json(&findings.json());
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(arguments.json, || findings.json())
 }
 
 /// All that was looked for.
@@ -78,10 +75,7 @@ impl Findings {
             "driver": version(self.cuda.driver),
             "nvrtc": version(self.cuda.nvrtc),
             "cublaslt": self.cuda.cublas_lt.map(cublas_version),
-            "cudnn": match &self.cudnn {
-                Ok(version) => json!({ "found": true, "version": version }),
-                Err(why) => json!({ "found": false, "why": why }),
-            },
+            "cudnn": library_json(&self.cudnn),
         });
         match (&self.cuda_why, self.cuda.gpus.first()) {
             (Some(why), _) => cuda["why"] = json!(why),
@@ -100,10 +94,7 @@ impl Findings {
                 "amx_bf16": self.isa.amx().is_some(),
             },
             "cuda": cuda,
-            "nccl": match &self.nccl {
-                Ok(version) => json!({ "found": true, "version": version }),
-                Err(why) => json!({ "found": false, "why": why }),
-            },
+            "nccl": library_json(&self.nccl),
             "mpi": { "built": MPI, "found": self.mpirun },
             "disk": { "free": self.disk },
         })
@@ -169,6 +160,13 @@ pub fn instructions(isa: Isa) -> &'static str {
         Isa::Avx2(_) => "AVX2",
         Isa::Avx512(_) => "AVX-512",
         Isa::Amx(_) => "AVX-512, AMX with bf16",
+    }
+}
+
+fn library_json(version: &Result<String, String>) -> Value {
+    match version {
+        Ok(version) => json!({ "found": true, "version": version }),
+        Err(why) => json!({ "found": false, "why": why }),
     }
 }
 

@@ -86,10 +86,7 @@ pub fn eval(arguments: &EvalArguments) -> Result<ExitCode> {
     };
     let score = trained.evaluate(plan, dataset, windows, &device, Some(ranks::abort))?;
     output::print_out!("{}", in_words(&score));
-    if arguments.json {
-        output::json(&serde_json::to_string(&score)?);
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(arguments.json, || &score)
 }
 
 /// Windows with gaps between them would leave tokens out.

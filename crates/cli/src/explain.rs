@@ -17,6 +17,7 @@ use espalier_plan::cost::{AllReduce, AlphaBeta, Explanation, Setting};
 use espalier_plan::pruning::Pruning;
 use espalier_plan::{Error as PlanError, Plan};
 use espalier_train::Error;
+use serde_json::json;
 
 use crate::comm_timing::LinkSamples;
 use crate::output;
@@ -94,15 +95,14 @@ pub fn explain(arguments: &ExplainArguments) -> Result<ExitCode> {
         output::width(),
     );
     output::on_standard_output(format_args!("{text}"));
-    if arguments.json {
-        let mut value = serde_json::to_value(&explanation)?;
+    output::answer(arguments.json, || {
+        let mut value = json!(explanation);
         value["word_bytes"] = precision.size().into();
-        value["run"] = serde_json::to_value(plan.layout.mixture())?;
+        value["run"] = json!(plan.layout.mixture());
         value["conclusion"] = table::conclusion(&explanation).into();
-        value["measured"] = measured.map_or(serde_json::Value::Null, |measured| measured.json(&explanation));
-        output::json(&value);
-    }
-    Ok(ExitCode::SUCCESS)
+        value["measured"] = measured.map(|measured| measured.json(&explanation)).into();
+        value
+    })
 }
 
 /// The run, without its data where these need not be opened to know their sizes.

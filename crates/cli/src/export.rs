@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use espalier_train::hub::{ExportOptions, ExportPrecision, ExportReport, GgufReport, GgufType};
 use serde_json::json;
 
 use crate::output;
 use crate::prepared::open_trained;
-use crate::run_file::conflict;
+use crate::run_file::{conflict, refuse_options};
+use crate::setting::one_of;
 
 #[derive(Args)]
 #[command(after_help = "docs/models.md lists the files. An unsharded checkpoint is already in this format.
@@ -26,15 +27,15 @@ pub struct ExportArguments {
     #[arg(short, long, value_name = "PATH")]
     out: PathBuf,
     /// Format: a Hugging Face folder, or a GGUF file for llama.cpp.
-    #[arg(long, value_name = "FORMAT", default_value = "hf")]
-    format: ExportFormatArg,
+    #[arg(long, value_name = "FORMAT", default_value = "hf", value_parser = ["hf", "gguf"])]
+    format: String,
     /// With --format gguf: type of the weights; each is rounded once, from the master weights where there are
     /// any [default: as stored].
-    #[arg(long = "type", value_name = "TYPE")]
-    gguf_type: Option<GgufTypeArg>,
+    #[arg(long = "type", value_name = "TYPE", value_parser = one_of(&GGUF_TYPES))]
+    gguf_type: Option<GgufType>,
     /// Data type of the weights; f32 exports the master weights of a bf16 run [default: as stored].
-    #[arg(long, value_name = "TYPE")]
-    dtype: Option<ExportDtypeArg>,
+    #[arg(long, value_name = "TYPE", value_parser = one_of(&DTYPES))]
+    dtype: Option<ExportPrecision>,
     /// Max size of a weights file, as in 5GB or 300MB [default: 5GB].
     #[arg(long, value_name = "SIZE")]
     shards: Option<String>,
@@ -44,33 +45,20 @@ pub struct ExportArguments {
 }
 
 /// What numbers are stored in.
-#[derive(Clone, Copy, ValueEnum)]
-enum ExportDtypeArg {
-    F32,
-    Bf16,
-    F16,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ExportFormatArg {
-    Hf,
-    Gguf,
-}
+const DTYPES: [(&str, ExportPrecision); 3] =
+    [("f32", ExportPrecision::F32), ("bf16", ExportPrecision::Bf16), ("f16", ExportPrecision::F16)];
 
 /// What weights of a GGUF file are stored in.
-#[derive(Clone, Copy, ValueEnum)]
-enum GgufTypeArg {
-    F32,
-    F16,
-    Bf16,
-    #[value(name = "q8_0")]
-    Q8_0,
-    #[value(name = "q4_0")]
-    Q4_0,
-}
+const GGUF_TYPES: [(&str, GgufType); 5] = [
+    ("f32", GgufType::F32),
+    ("f16", GgufType::F16),
+    ("bf16", GgufType::Bf16),
+    ("q8_0", GgufType::Q8_0),
+    ("q4_0", GgufType::Q4_0),
+];
 
 pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
-    if arguments.format == ExportFormatArg::Gguf {
+    if arguments.format == "gguf" {
         return export_gguf(arguments);
     }
     if arguments.gguf_type.is_some() {
@@ -79,12 +67,8 @@ pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
     if arguments.out.extension().is_some_and(|extension| extension == "gguf") {
         return Err(conflict("--out", "ends in .gguf, and would be a folder: add --format gguf").into());
     }
-    let dtype = arguments.dtype.map(|dtype| match dtype {
-        ExportDtypeArg::F32 => ExportPrecision::F32,
-        ExportDtypeArg::Bf16 => ExportPrecision::Bf16,
-        ExportDtypeArg::F16 => ExportPrecision::F16,
-    });
-    let how = ExportOptions { dtype, shard_bytes: bytes(arguments.shards.as_deref().unwrap_or("5GB"))? };
+    let shard_bytes = bytes(arguments.shards.as_deref().unwrap_or("5GB"))?;
+    let how = ExportOptions { dtype: arguments.dtype, shard_bytes };
     let trained = open_trained(&arguments.checkpoint)?;
     let ExportReport { files, tensors, bytes, has_config } = trained.export(&arguments.out, &how)?;
     let out = arguments.out.display();
@@ -94,46 +78,31 @@ pub fn export(arguments: &ExportArguments) -> Result<ExitCode> {
             "note: transformers has no class for this model, so no config.json is written; weights keep their names"
         );
     }
-    if arguments.json {
-        output::json(
-            &json!({ "folder": arguments.out, "files": files, "tensors": tensors, "bytes": bytes, "config": has_config,
-                     "format": "hf", "type": null, "tokenizer": null }),
-        );
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(arguments.json, || {
+        json!({ "folder": arguments.out, "files": files, "tensors": tensors, "bytes": bytes, "config": has_config,
+                "format": "hf", "type": null, "tokenizer": null })
+    })
 }
 
 /// One file, of which its folder and its name are the answer.
 fn export_gguf(arguments: &ExportArguments) -> Result<ExitCode> {
-    for (flag, given) in [("--dtype", arguments.dtype.is_some()), ("--shards", arguments.shards.is_some())] {
-        if given {
-            return Err(conflict(flag, "is for folders: a GGUF file has --type, and is one file").into());
-        }
-    }
-    let dtype = arguments.gguf_type.map(|dtype| match dtype {
-        GgufTypeArg::F32 => GgufType::F32,
-        GgufTypeArg::F16 => GgufType::F16,
-        GgufTypeArg::Bf16 => GgufType::Bf16,
-        GgufTypeArg::Q8_0 => GgufType::Q8_0,
-        GgufTypeArg::Q4_0 => GgufType::Q4_0,
-    });
+    let options = [("--dtype", arguments.dtype.is_some()), ("--shards", arguments.shards.is_some())];
+    refuse_options(&options, "is for folders: a GGUF file has --type, and is one file")?;
     let trained = open_trained(&arguments.checkpoint)?;
-    let GgufReport { dtype, tensors, bytes, has_tokenizer } = trained.export_gguf(&arguments.out, dtype)?;
+    let GgufReport { dtype, tensors, bytes, has_tokenizer } =
+        trained.export_gguf(&arguments.out, arguments.gguf_type)?;
     let out = arguments.out.display();
     output::print_out!("{out}: {tensors} tensors, {:.1} MB, {}", bytes as f64 / 1e6, dtype.name());
     if !has_tokenizer {
         output::print_err!("note: the model has no tokenizer, so the file takes and gives token ids alone");
     }
-    if arguments.json {
-        let parent = arguments.out.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let folder = parent.unwrap_or(Path::new("."));
-        let name = arguments.out.file_name().unwrap_or_default().to_string_lossy();
-        output::json(
-            &json!({ "folder": folder, "files": [name], "tensors": tensors, "bytes": bytes, "config": true,
-                     "format": "gguf", "type": dtype.name(), "tokenizer": has_tokenizer }),
-        );
-    }
-    Ok(ExitCode::SUCCESS)
+    let parent = arguments.out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = parent.unwrap_or(Path::new("."));
+    let name = arguments.out.file_name().unwrap_or_default().to_string_lossy();
+    output::answer(arguments.json, || {
+        json!({ "folder": folder, "files": [name], "tensors": tensors, "bytes": bytes, "config": true,
+                "format": "gguf", "type": dtype.name(), "tokenizer": has_tokenizer })
+    })
 }
 
 /// `5GB`, `300 MB` or `20kB` in bytes, as `--shards` has it.

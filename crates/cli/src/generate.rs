@@ -102,11 +102,9 @@ pub fn generate(arguments: &GenerateArguments) -> Result<ExitCode> {
         sample.print(session.context());
         samples.push(sample);
     }
-    if arguments.json {
-        let first = samples[0].clone();
-        let report = GenerateReport { first, samples: (arguments.samples > 1).then_some(samples) };
-        output::json(&serde_json::to_string(&report)?);
-    }
+    let first = samples[0].clone();
+    let samples = (arguments.samples > 1).then_some(samples);
+    output::json(arguments.json, || GenerateReport { first, samples });
     Ok(if is_interrupted { ExitCode::from(INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 

@@ -66,31 +66,23 @@ pub struct GenerationArguments {
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(number) if (0.0..f64::INFINITY).contains(&number) => Ok(number),
-        _ => Err("expected a number of at least 0, such as 0.8".into()),
-    }
+    number(text, |x| (0.0..f64::INFINITY).contains(&x), "expected a number of at least 0, such as 0.8")
 }
 
 fn zero_to_one(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(fraction) if (0.0..=1.0).contains(&fraction) => Ok(fraction),
-        _ => Err("expected a number from 0 to 1, such as 0.05".into()),
-    }
+    number(text, |x| (0.0..=1.0).contains(&x), "expected a number from 0 to 1, such as 0.05")
 }
 
 fn penalty(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(factor) if factor > 0.0 && f64::is_finite(factor) => Ok(factor),
-        _ => Err("expected a number above 0, such as 1.2".into()),
-    }
+    number(text, |x| x > 0.0 && x.is_finite(), "expected a number above 0, such as 1.2")
 }
 
 fn fraction(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(fraction) if fraction > 0.0 && fraction <= 1.0 => Ok(fraction),
-        _ => Err("expected a probability above 0, up to 1, such as 0.9".into()),
-    }
+    number(text, |x| x > 0.0 && x <= 1.0, "expected a probability above 0, up to 1, such as 0.9")
+}
+
+fn number(text: &str, fits: fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|x| fits(*x)).ok_or_else(|| expected.into())
 }
 
 impl GenerationArguments {

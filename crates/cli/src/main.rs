@@ -300,14 +300,15 @@ mod tests {
 
     use super::*;
 
+    /// So many bytes that a device of this ledger does not have.
+    fn refused(asked: usize, ledger: &Ledger) -> Error {
+        let (category, used) = (Category::Activations, Box::new(ledger.usage()));
+        Error::Tensor(espalier_tensor::Error::OutOfMemory { asked, category, used })
+    }
+
     #[test]
     fn a_rank_that_fails_is_named_and_no_fault_of_the_user() {
-        let refused = espalier_tensor::Error::OutOfMemory {
-            asked: 4_000,
-            category: Category::Activations,
-            used: Box::new(Ledger::default().usage()),
-        };
-        let failed = Error::RankFailed { rank: 3, error: Box::new(refused.into()) };
+        let failed = Error::RankFailed { rank: 3, error: Box::new(refused(4_000, &Ledger::default())) };
         let panicked = Error::RankEnded { rank: 1, how: "panicked", why: "out of luck".into() };
         let (failed, panicked) = (anyhow::Error::from(failed), anyhow::Error::from(panicked));
         assert_eq!((exit_code(&failed), exit_code(&panicked)), (3, 3));
@@ -319,12 +320,7 @@ mod tests {
     /// Whatever was the first to go wrong, on a GPU or among ranks, the rank that hangs is named behind it.
     #[test]
     fn a_rank_that_hangs_is_named_and_no_fault_of_the_user() {
-        let refused = espalier_tensor::Error::OutOfMemory {
-            asked: 4_000,
-            category: Category::Activations,
-            used: Box::new(Ledger::default().usage()),
-        };
-        let first = Failure::Failed { rank: 3, error: Error::Tensor(refused) };
+        let first = Failure::Failed { rank: 3, error: refused(4_000, &Ledger::default()) };
         let hangs = |first, left| {
             let waited = Duration::from_secs(5);
             anyhow::Error::from(Error::from(Failure::LeftBehind { first: Box::new(first), left, waited }))
@@ -413,12 +409,7 @@ mod tests {
         let ledger = Ledger::default();
         ledger.allocate(Category::Weights, 500_000_000);
         ledger.allocate(Category::Activations, 76_000_000_000);
-        let refused = espalier_tensor::Error::OutOfMemory {
-            asked: 4_000_000_000,
-            category: Category::Activations,
-            used: Box::new(ledger.usage()),
-        };
-        let error = anyhow::Error::from(Error::Tensor(refused));
+        let error = anyhow::Error::from(refused(4_000_000_000, &ledger));
         assert_eq!(exit_code(&error), 3);
         assert_eq!(
             sentence(&error),

@@ -141,10 +141,7 @@ pub fn measure(arguments: &MeasureArguments) -> Result<ExitCode> {
             spectrum: arguments.spectrum.then(|| distribution(&surface)).transpose()?,
         })
     })?;
-    if arguments.json {
-        output::json(&serde_json::to_string(&measured)?);
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(arguments.json, || &measured)
 }
 
 impl MeasureArguments {

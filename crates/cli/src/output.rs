@@ -8,11 +8,14 @@
 
 use std::fmt;
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use anyhow::Result;
 use indicatif::ProgressBar;
 use rustix::termios::tcgetwinsize;
+use serde::Serialize;
 
 /// Where nobody says how wide lines are.
 const USUAL_WIDTH: usize = 80;
@@ -104,11 +107,21 @@ pub fn width() -> usize {
     found.filter(|columns| *columns >= NARROWEST).unwrap_or(USUAL_WIDTH)
 }
 
-/// Writes the one line for a program. Where it cannot be written a person hears of it; what it tells of has
-/// happened, so the exit code stays that of the command.
-pub fn json(value: &impl fmt::Display) {
+/// Writes the one line for a program, where it is `asked` for. Where it cannot be written a person hears of it;
+/// what it tells of has happened, so the exit code stays that of the command.
+pub fn json<T: Serialize>(asked: bool, value: impl FnOnce() -> T) {
+    if !asked {
+        return;
+    }
+    let line = serde_json::to_string(&value()).expect("an answer is plain data");
     let mut stdout = io::stdout().lock();
-    if let Err(why) = writeln!(stdout, "{value}").and_then(|()| stdout.flush()) {
+    if let Err(why) = writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
         print_err!("warning: the line of JSON is lost, since standard output cannot be written: {why}");
     }
+}
+
+/// The same as the end of a command that has done what it was asked to.
+pub fn answer<T: Serialize>(asked: bool, value: impl FnOnce() -> T) -> Result<ExitCode> {
+    json(asked, value);
+    Ok(ExitCode::SUCCESS)
 }

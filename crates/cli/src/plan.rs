@@ -174,10 +174,7 @@ pub fn plan(arguments: &PlanArguments) -> Result<ExitCode> {
         }
         false => calibrate::calibrate(arguments)?,
     };
-    if arguments.json {
-        output::json(&value);
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(arguments.json, || value)
 }
 
 /// What was asked for.

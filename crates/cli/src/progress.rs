@@ -254,15 +254,8 @@ fn skipped(dataset: &Dataset) -> Option<String> {
 /// Which files of a folder of pictures are none.
 pub fn damaged(dataset: &Dataset) -> Option<String> {
     let Dataset::Folder(folder) = dataset else { return None };
-    let found = folder.damaged();
     let name = |one: &DamagedPicture| format!("{} ({})", one.path.display(), one.why);
-    let names: Vec<String> = found.iter().take(NAMED).map(name).collect();
-    let others = match found.len().saturating_sub(NAMED) {
-        0 => String::new(),
-        others => format!(" and {others} more"),
-    };
-    let (count, are) = (found.len(), if found.len() == 1 { "file is" } else { "files are" });
-    (count > 0).then(|| format!("{count} {are} damaged and left out: {}{others}", names.join(", ")))
+    counted("damaged and left out", folder.damaged().iter().map(name))
 }
 
 /// How rows became sequences, and which of them are longer than one.
@@ -280,13 +273,19 @@ fn packed(dataset: &Dataset) -> Vec<String> {
 
 /// The same of these files.
 pub fn skipped_files(files: &[PathBuf]) -> Option<String> {
-    let names: Vec<String> = files.iter().take(NAMED).map(|path| path.display().to_string()).collect();
-    let others = match files.len().saturating_sub(NAMED) {
+    counted("not text and skipped", files.iter().map(|path| path.display().to_string()))
+}
+
+/// How many files are so, with the names of the first; none where there is no such file.
+fn counted(are_so: &str, files: impl ExactSizeIterator<Item = String>) -> Option<String> {
+    let count = files.len();
+    let names = files.take(NAMED).collect::<Vec<_>>().join(", ");
+    let others = match count.saturating_sub(NAMED) {
         0 => String::new(),
         others => format!(" and {others} more"),
     };
-    let (count, are) = (files.len(), if files.len() == 1 { "file is" } else { "files are" });
-    (count > 0).then(|| format!("{count} {are} not text and skipped: {}{others}", names.join(", ")))
+    let are = if count == 1 { "file is" } else { "files are" };
+    (count > 0).then(|| format!("{count} {are} {are_so}: {names}{others}"))
 }
 
 /// Over which ranks a batch goes.

@@ -79,10 +79,7 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
     let summary =
         device.enter(|| run::prune(plan, dataset, &device, &checkpoint, &arguments.out, &mut progress))?;
     progress::summarise(&summary);
-    if arguments.json {
-        output::json(&serde_json::to_string(&summary)?);
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(arguments.json, || &summary)
 }
 
 /// The run file of what is pruned, with the method and the overrides in it, and where it stands or would

@@ -92,51 +92,64 @@ pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
             page::of(&runs)
         });
     }
-    let asked_for_else =
-        arguments.svg.is_some() || arguments.csv.is_some() || arguments.tensorboard.is_some();
-    let page = match (&arguments.out, &runs[..]) {
-        (Some(out), _) => Some(out.clone()),
-        (None, _) if asked_for_else => None,
-        (None, [run]) => Some(run.folder.join("report.html")),
-        (None, _) => Some("report.html".into()),
+    let outputs = match &runs[..] {
+        [run] => ReportFiles::open(arguments, run.folder.join("report.html"))?,
+        _ => ReportFiles::open(arguments, "report.html".into())?,
     };
-    let wanted = [
-        (ReportFormat::Page, &page),
-        (ReportFormat::Picture, &arguments.svg),
-        (ReportFormat::Table, &arguments.csv),
-    ];
-    let wanted = wanted.into_iter().filter_map(|(form, file)| Some((form, file.as_ref()?)));
-    // All can be written before any is.
-    let open = |(form, file): (ReportFormat, &PathBuf)| -> Result<(ReportFormat, OutputFile)> {
-        form.may_replace(file)?;
-        Ok((form, OutputFile::open(file, form.flag())?))
-    };
-    let outputs = wanted.map(open).collect::<Result<Vec<_>>>()?;
     for run in &runs {
         print_out!("{}: {}", run.name, run.sentence());
         run.notes().iter().for_each(|note| print_err!("note: {note}"));
     }
-    for (form, output) in &outputs {
-        output.finish(&form.text(&runs))?;
-        print_out!("{}: {}", form.name(), output.file().display());
-    }
+    outputs.write(|form| Ok(form.text(&runs)))?;
     if let Some(folder) = &arguments.tensorboard {
         for run in &runs {
             tensorboard::write(run, folder)?;
         }
         print_out!("event files: {}", folder.display());
     }
-    if arguments.json {
-        output::json(&json!({
+    output::answer(arguments.json, || {
+        json!({
             "runs": runs.iter().map(RunRecord::json).collect::<Vec<_>>(),
             "differ": records::differing(&runs),
-            "page": page,
+            "page": outputs.page,
             "svg": arguments.svg,
             "csv": arguments.csv,
             "tensorboard": arguments.tensorboard,
-        }));
+        })
+    })
+}
+
+/// The files that a report writes; all can be written before any is.
+struct ReportFiles {
+    /// The page, unless another file alone is asked for.
+    page: Option<PathBuf>,
+    files: Vec<(ReportFormat, OutputFile)>,
+}
+
+impl ReportFiles {
+    /// Those that are asked for; a page that nobody has named is called as usual.
+    fn open(arguments: &ReportArguments, usual: PathBuf) -> Result<ReportFiles> {
+        let ReportArguments { out, svg, csv, tensorboard, .. } = arguments;
+        let is_other = svg.is_some() || csv.is_some() || tensorboard.is_some();
+        let page = out.clone().or((!is_other).then_some(usual));
+        let mut files = Vec::new();
+        for (form, file) in
+            [(ReportFormat::Page, &page), (ReportFormat::Picture, svg), (ReportFormat::Table, csv)]
+        {
+            let Some(file) = file else { continue };
+            form.may_replace(file)?;
+            files.push((form, OutputFile::open(file, form.flag())?));
+        }
+        Ok(ReportFiles { page, files })
     }
-    Ok(ExitCode::SUCCESS)
+
+    fn write(&self, mut text: impl FnMut(ReportFormat) -> Result<String>) -> Result<()> {
+        for (form, output) in &self.files {
+            output.finish(&text(*form)?)?;
+            print_out!("{}: {}", form.name(), output.file().display());
+        }
+        Ok(())
+    }
 }
 
 /// What runs can be written as.

@@ -58,6 +58,14 @@ pub fn conflict(field: &str, problem: &str) -> Error {
     Error::Plan(espalier_plan::Error::Conflict { field: field.into(), problem: problem.into() })
 }
 
+/// Refuses options that are given where nothing would come of them.
+pub fn refuse_options(options: &[(&str, bool)], problem: &str) -> Result<()> {
+    match options.iter().find(|(_, is_given)| *is_given) {
+        Some((option, _)) => Err(conflict(option, problem).into()),
+        None => Ok(()),
+    }
+}
+
 /// A run file with the paths that it means, standing at `path`, and the schedule that it names.
 pub fn resolve(mut run_file: RunFile, path: &Path) -> Result<RunFile> {
     run_file.resolve_paths(&folder_of(path)?);

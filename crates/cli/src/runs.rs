@@ -60,16 +60,13 @@ pub fn runs(arguments: &RunsArguments) -> Result<ExitCode> {
         true => print_out!("no runs in {}", folder.display()),
         false => output::on_standard_output(format_args!("{}", table(&found))),
     }
-    if arguments.json {
-        let of = |found: &ListedRun| {
-            let mut json = found.run.json();
-            let since = found.written.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
-            json["written"] = json!(since.map(|since| since.as_secs_f64()));
-            json
-        };
-        output::json(&json!({ "runs": found.iter().map(of).collect::<Vec<_>>() }));
-    }
-    Ok(ExitCode::SUCCESS)
+    let of = |found: &ListedRun| {
+        let mut json = found.run.json();
+        let since = found.written.and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+        json["written"] = json!(since.map(|since| since.as_secs_f64()));
+        json
+    };
+    output::answer(arguments.json, || json!({ "runs": found.iter().map(of).collect::<Vec<_>>() }))
 }
 
 /// A run does not lie within another: what was put aside of it is not looked for.

@@ -96,10 +96,7 @@ pub fn schedule(arguments: &ScheduleArguments) -> Result<ExitCode> {
             outcome => outcome.context("the actions cannot be written to standard output")?,
         }
     }
-    if arguments.json {
-        output::json(&serde_json::to_string(&report).expect("a report is plain data"));
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(arguments.json, || &report)
 }
 
 /// A schedule from a file, once it is known that it can be run.

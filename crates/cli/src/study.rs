@@ -18,8 +18,7 @@ use espalier_plan::config::Override;
 use espalier_plan::device::DeviceKind;
 use espalier_report::serve;
 use espalier_study::{
-    Results, Study, StudyKind, StudySummary, TrialRunner, TrialShard, WorkerPool, page, repeat_best,
-    run_trials, widen_ranges,
+    Results, Study, StudyKind, StudySummary, TrialRunner, TrialSearch, TrialShard, WorkerPool, page,
 };
 use espalier_tensor::cuda::Cuda;
 use espalier_train::Error;
@@ -103,10 +102,11 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
     let workers = open_workers(arguments, &study)?;
     check_batches(&study, &workers)?;
     let folder = arguments.out.clone().unwrap_or_else(|| Path::new("out").join(&study.name));
+    let shard = arguments.shard.unwrap_or(TrialShard::ALL);
     if arguments.dry_run {
-        print_out!("{}", table::describe(&study, &workers, arguments.shard.unwrap_or(TrialShard::ALL)));
-        print_json(arguments, &StudySummary::of(&study, &Results::open(&folder, &study)?, Vec::new()));
-        return Ok(ExitCode::SUCCESS);
+        print_out!("{}", table::describe(&study, &workers, shard));
+        let results = Results::open(&folder, &study)?;
+        return output::answer(arguments.json, || StudySummary::of(&study, &results, Vec::new()));
     }
     let _lock = single::lock_folder(arguments, &folder)?;
     let mut results = Results::open(&folder, &study)?;
@@ -114,17 +114,17 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
         print_err!("warning: {skipped}");
     }
     live::begin(arguments, &folder)?;
-    print_err!("{}", table::describe(&study, &workers, arguments.shard.unwrap_or(TrialShard::ALL)));
+    print_err!("{}", table::describe(&study, &workers, shard));
     stop.begun.store(true, Ordering::SeqCst);
     let mut progress = StudyProgressPrinter::new();
-    let shard = arguments.shard.unwrap_or(TrialShard::ALL);
-    let count = workers.count();
-    let mut ended = run_trials(&study, &workers, &mut results, count, shard, &stop.requested, &mut progress)?;
+    let (count, stop) = (workers.count(), &stop.requested);
+    let search = TrialSearch { study: &study, runner: &workers, workers: count, stop };
+    let mut ended = search.run_trials(&mut results, shard, &mut progress)?;
     if ended && arguments.widen {
-        ended = widen_ranges(&study, &workers, &mut results, count, &stop.requested, &mut progress)?;
+        ended = search.widen_ranges(&mut results, &mut progress)?;
     }
     if ended && arguments.shard.is_none() {
-        ended = repeat_best(&study, &workers, &mut results, count, &stop.requested, &mut progress)?;
+        ended = search.repeat_best(&mut results, &mut progress)?;
     }
     progress.finish();
     results.refresh()?;
@@ -136,7 +136,7 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
     let mut summary = StudySummary::of(&study, &results, measured);
     summary.report = Some(page::write(&study, &results, &summary, &curves)?);
     table::summarise(&summary);
-    print_json(arguments, &summary);
+    output::json(arguments.json, || &summary);
     if !ended {
         print_err!("interrupted: finished trials are saved; the same command resumes the study");
         return Ok(ExitCode::from(INTERRUPTED));
@@ -171,12 +171,6 @@ fn check_batches(study: &Study, workers: &WorkerPool) -> Result<()> {
         return Err(conflict("cells.batches", &problem).into());
     }
     Ok(())
-}
-
-fn print_json(arguments: &StudyArguments, summary: &StudySummary) {
-    if arguments.json {
-        output::json(&serde_json::to_string(summary).expect("a summary is plain data"));
-    }
 }
 
 /// `2/8`

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use espalier_data::{TextFiles, TokenFiles, TokenWidth, Tokenized, Tokenizer};
 use espalier_train::Error;
 use serde_json::json;
@@ -15,6 +15,7 @@ use crate::export::bytes;
 use crate::output::{self, print_err, print_out};
 use crate::progress::{count, skipped_files};
 use crate::read_progress::ReadProgress;
+use crate::setting::one_of;
 use crate::signals::{INTERRUPTED, StopSignal};
 
 #[derive(Args)]
@@ -41,8 +42,8 @@ pub struct TokenizeArguments {
     #[arg(long, value_name = "EXT,...", value_delimiter = ',')]
     extensions: Vec<String>,
     /// Data type of token ids [default: u16 if the vocabulary fits, else u32].
-    #[arg(long, value_name = "TYPE")]
-    dtype: Option<TokenDtypeArg>,
+    #[arg(long, value_name = "TYPE", value_parser = one_of(&WIDTHS))]
+    dtype: Option<TokenWidth>,
     /// Write a folder of files of at most this size, as in 1GB or 300MB.
     #[arg(long, value_name = "SIZE")]
     shards: Option<String>,
@@ -55,21 +56,14 @@ pub struct TokenizeArguments {
 }
 
 /// How an id is stored.
-#[derive(Clone, Copy, ValueEnum)]
-enum TokenDtypeArg {
-    U16,
-    U32,
-}
+const WIDTHS: [(&str, TokenWidth); 2] = [("u16", TokenWidth::U16), ("u32", TokenWidth::U32)];
 
 pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
     let stop = StopSignal::listen_with_message("interrupted")?;
     let tokenizer = Tokenizer::open(&arguments.tokenizer).map_err(Error::Data)?;
-    let (name, width) = match arguments.dtype {
-        Some(TokenDtypeArg::U16) => ("u16", TokenWidth::U16),
-        Some(TokenDtypeArg::U32) => ("u32", TokenWidth::U32),
-        None if tokenizer.vocab() <= 1 << 16 => ("u16", TokenWidth::U16),
-        None => ("u32", TokenWidth::U32),
-    };
+    let usual = if tokenizer.vocab() <= 1 << 16 { TokenWidth::U16 } else { TokenWidth::U32 };
+    let width = arguments.dtype.unwrap_or(usual);
+    let name = if width == TokenWidth::U16 { "u16" } else { "u32" };
     let shard_bytes = arguments.shards.as_deref().map(bytes).transpose()?.map(|size| size as u64);
     let threads = arguments.threads.unwrap_or(0) as usize;
     let to = TokenFiles { path: arguments.out.clone(), width, shard_bytes, threads };
@@ -106,11 +100,10 @@ pub fn tokenize(arguments: &TokenizeArguments) -> Result<ExitCode> {
         arguments.out.display().to_string(),
         tokenizer.vocab()
     );
-    if arguments.json {
-        output::json(&json!({
+    output::answer(arguments.json, || {
+        json!({
             "files": files, "tokens": tokens, "dtype": name, "vocab": tokenizer.vocab(), "text_bytes": text_bytes,
             "documents": documents, "skipped": skipped.len(), "seconds": seconds,
-        }));
-    }
-    Ok(ExitCode::SUCCESS)
+        })
+    })
 }

@@ -215,7 +215,7 @@ fn train_here(arguments: &TrainArguments, launched: Option<&LaunchedProcess>) ->
         let steps = observer.steps_seen().saturating_sub(profile::WARM_UP);
         profile::report(&device, steps, precision, summary.step_ms)?;
     }
-    print_json(arguments, &summary);
+    output::json(arguments.json, || &summary);
     if interrupted {
         let set: String = given.iter().map(|o| format!(" --set '{o}'")).collect();
         print_err!(
@@ -260,7 +260,7 @@ fn dry_run(arguments: &TrainArguments, prepared: &PreparedRun) -> Result<()> {
         picture.print();
     }
     progress::summarise(&summary);
-    print_json(arguments, &DryRunJson { summary: &summary, picture });
+    output::json(arguments.json, || DryRunJson { summary: &summary, picture });
     Ok(())
 }
 
@@ -314,12 +314,6 @@ struct DryRunJson<'a> {
     summary: &'a RunSummary,
     #[serde(skip_serializing_if = "Option::is_none")]
     picture: Option<LayoutPicture>,
-}
-
-fn print_json(arguments: &TrainArguments, summary: &impl Serialize) {
-    if arguments.json {
-        output::json(&serde_json::to_string(summary).expect("a summary is plain data"));
-    }
 }
 
 /// Where the run lives: in the folder given, or in `out/NAME`, `out/NAME-2`, ...

@@ -9,6 +9,7 @@ use clap::Args;
 use espalier_train::Error;
 use espalier_train::checkpoint::{Checkpoint, Checkpoints};
 use espalier_train::parallel::Ranks;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::output::{self, print_out};
@@ -30,11 +31,13 @@ pub struct VerifyArguments {
     json: bool,
 }
 
-/// One checkpoint, and what is wrong with it.
+/// One checkpoint, and what is wrong with it; the fields are promised in the contract of the command line.
+#[derive(Serialize)]
 struct VerifiedCheckpoint {
     step: u64,
-    path: PathBuf,
+    whole: bool,
     problem: Option<String>,
+    path: String,
 }
 
 pub fn verify(arguments: &VerifyArguments) -> Result<ExitCode> {
@@ -47,27 +50,21 @@ pub fn verify(arguments: &VerifyArguments) -> Result<ExitCode> {
             Err(Error::Checkpoint { why, .. }) => Some(why),
             Err(other) => return Err(other.into()),
         };
+        let path = path.display().to_string();
         match &problem {
             None => print_out!("step {step:>6}: intact"),
-            Some(why) => print_out!("step {step:>6}: damaged: {}: {why}", path.display()),
+            Some(why) => print_out!("step {step:>6}: damaged: {path}: {why}"),
         }
-        verified.push(VerifiedCheckpoint { step, path, problem });
+        verified.push(VerifiedCheckpoint { step, whole: problem.is_none(), problem, path });
     }
-    let newest = verified.iter().filter(|one| one.problem.is_none()).map(|one| one.step).max();
+    let newest = verified.iter().filter(|one| one.whole).map(|one| one.step).max();
     match newest {
         Some(step) => print_out!("--resume would continue after step {step}"),
         None if verified.is_empty() => print_out!("there is no checkpoint yet"),
         None => print_out!("no intact checkpoint is left"),
     }
-    if arguments.json {
-        let one = |one: &VerifiedCheckpoint| {
-            let (is_intact, path) = (one.problem.is_none(), one.path.display().to_string());
-            json!({ "step": one.step, "whole": is_intact, "problem": one.problem, "path": path })
-        };
-        let checkpoints: Vec<_> = verified.iter().map(one).collect();
-        output::json(&json!({ "checkpoints": checkpoints, "newest_whole": newest }));
-    }
-    let damaged = verified.iter().any(|one| one.problem.is_some());
+    output::json(arguments.json, || json!({ "checkpoints": verified, "newest_whole": newest }));
+    let damaged = verified.iter().any(|one| !one.whole);
     Ok(ExitCode::from(if damaged { 2 } else { 0 }))
 }
 

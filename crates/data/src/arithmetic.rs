@@ -29,10 +29,10 @@ impl Arithmetic {
     /// The ids of all lines, one after the other.
     pub(crate) fn write(&self) -> Result<Vec<u8>, Error> {
         if !(1..=9).contains(&self.digits) {
-            return Err(Error::Setting { field: "digits", expected: "1 to 9", got: self.digits.to_string() });
+            return Err(Error::setting("digits", "1 to 9", self.digits));
         }
         if self.count == 0 {
-            return Err(Error::Setting { field: "count", expected: "at least one sample", got: "0".into() });
+            return Err(Error::setting("count", "at least one sample", self.count));
         }
         let mut ids = Vec::new();
         let refused = |_| Error::too_large("data.arithmetic", self.least_bytes(), FEWER);

@@ -19,8 +19,7 @@ use crate::order::Permutation;
 use crate::packing::pack;
 use crate::tokens::check_disjoint;
 use crate::{
-    DataFacts, DataSplit, Error, HostBatch, Inputs, TokenWindows, Tokenizer, error::check_validation, files,
-    jsonl, spread,
+    DataFacts, DataSplit, Error, HostBatch, Inputs, TokenWindows, Tokenizer, error, files, jsonl, spread,
 };
 
 /// Apart from every other use of the run's seed.
@@ -81,7 +80,7 @@ impl DocumentDataset {
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<DocumentDataset, Error> {
         let TokenWindows { validation, seed, .. } = windows;
-        check_validation(validation)?;
+        error::check_validation(validation)?;
         let learnt = jsonl::files(paths)?;
         let held_out = held_out.map(jsonl::files).transpose()?.unwrap_or_default();
         check_disjoint(&learnt, &held_out)?;
@@ -94,16 +93,10 @@ impl DocumentDataset {
             return Err(Error::Empty { path: paths[0].clone(), expected: "rows".into() });
         }
         let (train, validation): (Vec<u32>, Vec<u32>) = if held_out.is_empty() {
-            let count = match validation > 0.0 {
-                true => ((of_learnt as f64 * validation).round() as usize).max(1),
-                false => 0,
-            };
+            let count = error::held_out(of_learnt, validation);
             if count >= of_learnt {
-                return Err(Error::TooFewRows {
-                    path: paths[0].clone(),
-                    expected: count + 1,
-                    got: of_learnt,
-                });
+                let (path, expected) = (paths[0].clone(), count + 1);
+                return Err(Error::TooFewRows { path, expected, got: of_learnt });
             }
             let mut is_held_out = vec![false; of_learnt];
             (0..count).for_each(|i| is_held_out[spread(i, count, of_learnt)] = true);

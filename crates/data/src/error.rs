@@ -174,6 +174,20 @@ pub(crate) const FEWER: &str = "a smaller `data.count` needs less";
 pub(crate) const FEWER_IMAGES: &str = "fewer images in the file need less";
 
 impl Error {
+    /// The error for a field of the run file.
+    pub(crate) fn setting(field: &'static str, expected: &'static str, got: impl ToString) -> Error {
+        Error::Setting { field, expected, got: got.to_string() }
+    }
+
+    /// The error for a file of a tokenizer that is not what it should be.
+    pub(crate) fn tokenizer(
+        path: &std::path::Path,
+        expected: impl Into<String>,
+        got: impl ToString,
+    ) -> Error {
+        Error::Tokenizer { path: path.into(), expected: expected.into(), got: got.to_string() }
+    }
+
     /// The error for so many bytes that are not to be had.
     pub(crate) fn too_large(path: impl Into<PathBuf>, needed: u64, advice: &'static str) -> Error {
         Error::TooLarge { path: path.into(), needed, left: memory_left().unwrap_or(0), advice }
@@ -209,6 +223,10 @@ pub(crate) fn check_validation(fraction: f64) -> Result<(), Error> {
     if (0.0..1.0).contains(&fraction) {
         return Ok(());
     }
-    let expected = "a fraction of at least 0 and below 1";
-    Err(Error::Setting { field: "validation", expected, got: fraction.to_string() })
+    Err(Error::setting("validation", "a fraction of at least 0 and below 1", fraction))
+}
+
+/// How many of so many samples are held out: whoever asks for any gets at least one.
+pub(crate) fn held_out(count: usize, fraction: f64) -> usize {
+    if fraction > 0.0 { ((count as f64 * fraction).round() as usize).max(1) } else { 0 }
 }

@@ -6,8 +6,12 @@
 //! integers, unless the run file says others. A channel that never varies is divided by 1.
 
 use crate::{
-    Batch, DataFacts, DataSplit, Error, HostBatch, ImageBatch, Inputs, augment::Augmentation,
-    error::check_validation, image_batch::fill_images, order::Permutation, raw::RawImages,
+    Batch, DataFacts, DataSplit, Error, HostBatch, ImageBatch, Inputs,
+    augment::Augmentation,
+    error::{check_validation, held_out},
+    image_batch::fill_images,
+    order::Permutation,
+    raw::RawImages,
 };
 use espalier_plan::data::PixelScaling;
 use espalier_tensor::ops::standardise::{ImageCrop, PixelValues, StoredImages};
@@ -90,9 +94,7 @@ impl ImageDataset {
         check_validation(validation)?;
         let count = raw.labels.len();
         debug_assert_eq!(raw.pixels.len(), count * raw.shape.iter().product::<usize>());
-        // Whoever asks for a validation split gets at least one image of it.
-        let held_out =
-            if validation > 0.0 { ((count as f64 * validation).round() as usize).max(1) } else { 0 };
+        let held_out = held_out(count, validation);
         if held_out >= count {
             return Err(Error::TooFew { path: raw.path, split: "training", expected: 1, got: 0 });
         }
@@ -248,7 +250,7 @@ pub(crate) fn in_bytes(
         Some(some) if some.len() == found.len() => Ok(some.iter().map(|value| 255.0 * value).collect()),
         Some(some) => {
             let got = format!("{} numbers for {} channels", some.len(), found.len());
-            Err(Error::Setting { field, expected: "one number, or one for each channel", got })
+            Err(Error::setting(field, "one number, or one for each channel", got))
         }
     }
 }

@@ -13,7 +13,7 @@
 //! | people's own pictures, a folder for each class | `image_folder` |
 //! | drawn shapes | `shapes` |
 //! | what random crops and flips make of images | `augment` |
-//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `normalize`, `pre_tokenize`, `bpe`, `any_tokenizer` |
+//! | text files, as bytes or through a Hugging Face tokenizer | `text`, `tokenizer_json`, `vocab_merges`, `normalize`, `pre_tokenize`, `bpe`, `any_tokenizer`; `byte_level` writes one |
 //! | token files (`.bin`) | `mapped`; `encode` and `tokenize` make them of text |
 //! | rows of JSON: text, prompts with completions, conversations | `jsonl`, `answers`, `packing`, `documents` |
 //! | synthetic arithmetic | `arithmetic` |
@@ -27,6 +27,7 @@ mod any_tokenizer;
 mod arithmetic;
 mod augment;
 mod bpe;
+mod byte_level;
 #[cfg(feature = "tokenizers")]
 mod charsmap;
 mod chat_template;
@@ -208,11 +209,10 @@ impl Dataset {
     /// predicts what the one before it did not. Images have none.
     pub fn strided(self, stride: usize) -> Result<Dataset> {
         match self {
-            Dataset::Images(_) | Dataset::Folder(_) | Dataset::Documents(_) => Err(Error::Setting {
-                field: "stride",
-                expected: "text, which is read in windows",
-                got: if matches!(self, Dataset::Documents(_)) { "rows" } else { "images" }.into(),
-            }),
+            Dataset::Images(_) | Dataset::Folder(_) | Dataset::Documents(_) => {
+                let got = if matches!(self, Dataset::Documents(_)) { "rows" } else { "images" };
+                Err(Error::setting("stride", "text, which is read in windows", got))
+            }
             Dataset::Tokens(tokens) => tokens.strided(stride).map(Dataset::Tokens),
         }
     }

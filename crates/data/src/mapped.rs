@@ -52,11 +52,7 @@ struct MappedFile {
 /// The token files that are meant by files and folders, in the order in which they are read.
 pub(crate) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Error> {
     if paths.is_empty() {
-        return Err(Error::Setting {
-            field: "paths",
-            expected: "at least one token file",
-            got: "none".into(),
-        });
+        return Err(Error::setting("paths", "at least one token file", "none"));
     }
     let mut files = Vec::new();
     for path in paths {

@@ -38,14 +38,10 @@ impl Shapes {
     pub(crate) fn draw(&self) -> Result<RawImages, Error> {
         let Shapes { count, size, seed } = *self;
         if size < 16 {
-            return Err(Error::Setting {
-                field: "size",
-                expected: "at least 16 pixels",
-                got: size.to_string(),
-            });
+            return Err(Error::setting("size", "at least 16 pixels", size));
         }
         if count == 0 {
-            return Err(Error::Setting { field: "count", expected: "at least one image", got: "0".into() });
+            return Err(Error::setting("count", "at least one image", count));
         }
         let refused = || Error::too_large("data.shapes", self.bytes(), FEWER);
         let bytes = usize::try_from(self.bytes()).map_err(|_| refused())?;

@@ -29,12 +29,8 @@ impl StridedWindows {
         stride: usize,
     ) -> Result<StridedWindows, Error> {
         if stride == 0 || stride > seq {
-            let expected = "at least 1 and at most the context";
-            return Err(Error::Setting {
-                field: "stride",
-                expected,
-                got: format!("{stride}, with a context of {seq}"),
-            });
+            let got = format!("{stride}, with a context of {seq}");
+            return Err(Error::setting("stride", "at least 1 and at most the context", got));
         }
         Ok(StridedWindows { start, length: stream.len() - start, seq: seq as u64, stride: stride as u64 })
     }

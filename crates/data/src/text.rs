@@ -73,16 +73,16 @@ impl TextFiles {
 
     /// The files that are meant, in the order in which they are read, and those that cannot be.
     pub(crate) fn files(&self) -> Result<FoundFiles, Error> {
-        let setting = |field, expected, got: &str| Error::Setting { field, expected, got: got.into() };
         if self.paths.is_empty() {
-            return Err(setting("paths", "at least one file or folder", "none"));
+            return Err(Error::setting("paths", "at least one file or folder", "none"));
         }
         // Before it seems that a folder which is not there is a file.
         for path in &self.paths {
             fs::symlink_metadata(path).map_err(reading(path, "a file or folder of text"))?;
         }
         if !self.extensions.is_empty() && !self.paths.iter().any(|path| path.is_dir()) {
-            return Err(setting("extensions", "a folder among the paths to apply them to", "only files"));
+            let expected = "a folder among the paths to apply them to";
+            return Err(Error::setting("extensions", expected, "only files"));
         }
         let mut files = FoundFiles { wanted: Vec::new(), skipped: Vec::new() };
         for path in &self.paths {

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::bpe::{MarkPrefix, WordSplit};
 use crate::normalize::TextNormalizer;
+use crate::tokenizer::ENDS;
 use crate::tokenizer_json::{BpeMerge, byte_of};
 use crate::{Bpe, Error, SplitPattern, Tokenizer, TokenizerConfig, error, regular_file::RECORDS};
 
@@ -86,12 +87,8 @@ impl TokenTable {
             }
         };
         let path = tokenizer.path().unwrap_or(Path::new("tokenizer.json"));
-        let broken = |got: String| Error::Tokenizer {
-            path: path.into(),
-            expected: "a Hugging Face tokenizer.json".into(),
-            got,
-        };
-        let file: Value = serde_json::from_slice(&json).map_err(|why| broken(why.to_string()))?;
+        let file: Value = serde_json::from_slice(&json)
+            .map_err(|why| Error::tokenizer(path, "a Hugging Face tokenizer.json", why))?;
         let config = folder.map(TokenizerConfig::of_folder).transpose()?.unwrap_or_default();
         Ok(Some(table(tokenizer.vocab(), &file, bpe, &config)))
     }
@@ -147,10 +144,9 @@ fn table(vocab: usize, file: &Value, bpe: Option<&Bpe>, config: &TokenizerConfig
     let named = |name: &str| config.token(name).and_then(|text| id_of(&tokens, text));
     let (bos, padding) = (named("bos_token"), named("pad_token"));
     let unknown = named("unk_token").or_else(|| unknown_text.and_then(|text| id_of(&tokens, text)));
-    let ends = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
     let eos = named("eos_token").or_else(|| {
         let added = |text: &&str| bpe.is_some_and(|bpe| bpe.added(text).is_some());
-        ends.iter().find(|text| added(text)).and_then(|text| id_of(&tokens, text))
+        ENDS.iter().find(|text| added(text)).and_then(|text| id_of(&tokens, text))
     });
     let begins = bpe.and_then(|bpe| bpe.around[0].first().copied());
     let add_bos = config.add_bos_token.unwrap_or(begins.is_some() && begins == bos);

@@ -68,11 +68,7 @@ fn tokenize_here(
     };
     if tokenizer.vocab() > most {
         let got = format!("u16 for {} tokens", tokenizer.vocab());
-        return Err(Error::Setting {
-            field: "dtype",
-            expected: "u32, which holds more than 65536 tokens",
-            got,
-        });
+        return Err(Error::setting("dtype", "u32, which holds more than 65536 tokens", got));
     }
     let found = text.files()?;
     let all = files::total(&found.wanted)?;

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 const FILE: &str = "tokenizer.json";
 
 /// What ends a text in the tokenizers that people have, the likeliest first.
-const ENDS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
+pub(crate) const ENDS: [&str; 4] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"];
 
 /// What turns text into ids and ids into text.
 #[derive(Debug)]

@@ -29,9 +29,10 @@ pub struct TokenizerConfig {
 impl TokenizerConfig {
     /// Of the folder of a tokenizer; empty where it has none of these files.
     pub fn of_folder(folder: &Path) -> Result<TokenizerConfig, Error> {
-        let config = object(&folder.join(CONFIG))?;
+        let config = object(&folder.join(CONFIG), SETTINGS)?.unwrap_or_default();
         let mut special_tokens = BTreeMap::new();
-        for (key, token) in object(&folder.join(TOKEN_MAP))?.iter().chain(&config) {
+        let map = object(&folder.join(TOKEN_MAP), SETTINGS)?.unwrap_or_default();
+        for (key, token) in map.iter().chain(&config) {
             let content = token.as_str().or_else(|| token["content"].as_str());
             if let (true, Some(content)) = (key.ends_with("_token"), content) {
                 special_tokens.insert(key.clone(), content.to_owned());
@@ -64,7 +65,10 @@ impl TokenizerConfig {
     /// The file of a folder that has its chat template, where it has one.
     pub(crate) fn template_file(folder: &Path) -> Option<PathBuf> {
         let (own, config) = (folder.join(TEMPLATE), folder.join(CONFIG));
-        let has_one = || object(&config).is_ok_and(|config| config.contains_key("chat_template"));
+        let has_one = || {
+            let found = object(&config, SETTINGS).ok().flatten();
+            found.is_some_and(|config| config.contains_key("chat_template"))
+        };
         if own.is_file() { Some(own) } else { has_one().then_some(config) }
     }
 
@@ -74,15 +78,11 @@ impl TokenizerConfig {
     }
 }
 
-/// The object of a JSON file; empty where there is no such file.
-fn object(path: &Path) -> Result<Map<String, Value>, Error> {
+/// The object of a JSON file of at most so many bytes; none where there is no such file.
+pub(crate) fn object(path: &Path, limit: u64) -> Result<Option<Map<String, Value>>, Error> {
     if !path.is_file() {
-        return Ok(Map::new());
+        return Ok(None);
     }
-    let text = error::read(path, "a file of a Hugging Face tokenizer", SETTINGS)?;
-    serde_json::from_slice(&text).map_err(|why| Error::Tokenizer {
-        path: path.into(),
-        expected: "a JSON object".into(),
-        got: why.to_string(),
-    })
+    let text = error::read(path, "a file of a Hugging Face tokenizer", limit)?;
+    serde_json::from_slice(&text).map(Some).map_err(|why| Error::tokenizer(path, "a JSON object", why))
 }

@@ -8,13 +8,14 @@
 use crate::{
     Bpe, Error, SplitPattern,
     bpe::{Alphabet, MarkPrefix, MarkedWords, WordSplit},
+    byte_level::ByteLevelFile,
     normalize::{SPACE, TextNormalizer},
     regular_file::RECORDS,
     vocab_merges,
     word_hash::WordMap,
 };
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::{cmp::Reverse, collections::HashMap, path::Path};
 
 impl Bpe {
@@ -36,8 +37,7 @@ impl Bpe {
 
 /// Vocabulary and merges of a `tokenizer.json` of Hugging Face's; errors name `path`.
 fn parse(path: &Path, text: &[u8]) -> Result<Bpe, Error> {
-    let refuse =
-        |expected: &str, got: String| Error::Tokenizer { path: path.into(), expected: expected.into(), got };
+    let refuse = |expected: &str, got: String| Error::tokenizer(path, expected, got);
     let broken = |e: serde_json::Error| refuse("a Hugging Face tokenizer.json", e.to_string());
     let file: TokenizerFile = serde_json::from_slice(text).map_err(broken)?;
     let kind = |value: &Value| value.get("type").unwrap_or(value).to_string();
@@ -259,33 +259,10 @@ pub(crate) fn byte_of(token: &str) -> Option<u8> {
 /// A `tokenizer.json` in which each of these bytes is a token, with its id, and nothing is merged.
 pub(crate) fn write(bytes: impl Iterator<Item = (u8, u32)>) -> String {
     let alphabet = alphabet();
-    let vocab: serde_json::Map<String, Value> =
-        bytes.map(|(byte, id)| (alphabet[usize::from(byte)].to_string(), id.into())).collect();
-    let byte_level =
-        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
-    let file = json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": [],
-        "normalizer": null,
-        "pre_tokenizer": byte_level,
-        "post_processor": null,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": null,
-            "unk_token": null,
-            "continuing_subword_prefix": null,
-            "end_of_word_suffix": null,
-            "fuse_unk": false,
-            "byte_fallback": false,
-            "ignore_merges": false,
-            "vocab": vocab,
-            "merges": [],
-        },
-    });
-    serde_json::to_string_pretty(&file).expect("plain data")
+    let vocab = bytes.map(|(byte, id)| (alphabet[usize::from(byte)].to_string(), id.into())).collect();
+    let (added_tokens, merges) = (Vec::new(), Vec::new());
+    let (prefix_space, use_regex, affix) = ([false, false], false, None);
+    ByteLevelFile { added_tokens, prefix_space, use_regex, affix, vocab, merges }.to_json()
 }
 
 /// Every id has one token. One that is in the vocabulary may be named again among those added.
@@ -390,6 +367,7 @@ pub(crate) fn alphabet() -> [char; 256] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
     use std::fs;
 
     fn open(file: &Value) -> Result<Bpe, Error> {

@@ -134,23 +134,26 @@ impl TokenDataset {
         }
         let validation = (got - 1).div_ceil(seq as u64) as usize;
         let missing = validation * seq - (got - 1) as usize;
-        let (validation_stream, tokenizer) = (None, None);
-        let (key, held_out, train, slack) = (0, 0, 0, 0);
-        Ok(TokenDataset {
+        Ok(TokenDataset { validation, missing, skipped, ..TokenDataset::unsplit(stream, vocab, None, seq) })
+    }
+
+    /// A stream that no window is cut from yet.
+    fn unsplit(stream: TokenStream, vocab: usize, tokenizer: Option<Tokenizer>, seq: usize) -> TokenDataset {
+        TokenDataset {
             stream,
-            validation_stream,
+            validation_stream: None,
             tokenizer,
             vocab,
             seq,
-            key,
-            held_out,
-            train,
-            validation,
-            missing,
-            slack,
-            skipped,
+            key: 0,
+            held_out: 0,
+            train: 0,
+            validation: 0,
+            missing: 0,
+            slack: 0,
+            skipped: Vec::new(),
             strided: None,
-        })
+        }
     }
 
     pub fn arithmetic(text: &super::Arithmetic, windows: TokenWindows) -> Result<TokenDataset, Error> {
@@ -169,7 +172,7 @@ impl TokenDataset {
         let TokenWindows { seq, validation, seed } = windows;
         check_validation(validation)?;
         if seq == 0 {
-            return Err(Error::Setting { field: "seq", expected: "at least one token", got: "0".into() });
+            return Err(Error::setting("seq", "at least one token", seq));
         }
         // Every window needs the token after its last, too.
         let (length, window) = (stream.len(), seq as u64 + 1);
@@ -188,23 +191,9 @@ impl TokenDataset {
         let train = ((train_end - seq as u64) / seq as u64).max(1);
         let slack = (train_end - 1 - train * seq as u64).min(seq as u64 - 1);
         let (train, validation) = (train as usize, (kept_back.saturating_sub(1) / seq as u64) as usize);
-        let key = random::key(seed, PURPOSE);
-        let (validation_stream, held_out, skipped) = (None, train_end, Vec::new());
-        Ok(TokenDataset {
-            stream,
-            validation_stream,
-            tokenizer,
-            vocab,
-            seq,
-            key,
-            held_out,
-            train,
-            validation,
-            missing: 0,
-            slack,
-            skipped,
-            strided: None,
-        })
+        let (key, held_out) = (random::key(seed, PURPOSE), train_end);
+        let unsplit = TokenDataset::unsplit(stream, vocab, tokenizer, seq);
+        Ok(TokenDataset { key, held_out, train, validation, slack, ..unsplit })
     }
 
     /// The same with another stream as its validation split.
@@ -301,11 +290,10 @@ pub(crate) fn check_disjoint(trained: &[PathBuf], held_out: &[PathBuf]) -> Resul
     let same = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
     let trained: HashSet<PathBuf> = trained.iter().map(same).collect();
     match held_out.iter().find(|path| trained.contains(&same(path))) {
-        Some(path) => Err(Error::Setting {
-            field: "validation_path",
-            expected: "files that `data.path` does not train on",
-            got: path.display().to_string(),
-        }),
+        Some(path) => {
+            let expected = "files that `data.path` does not train on";
+            Err(Error::setting("validation_path", expected, path.display()))
+        }
         None => Ok(()),
     }
 }

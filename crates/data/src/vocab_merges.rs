@@ -7,7 +7,7 @@
 //! names too (CLIP's, Qwen's), and split text otherwise: where `tokenizer_class` names one of them it is
 //! refused.
 
-use crate::{Error, error, regular_file::RECORDS};
+use crate::{Error, byte_level::ByteLevelFile, error, regular_file::RECORDS, tokenizer_config::object};
 use serde_json::{Map, Value, json};
 use std::{
     collections::BTreeMap,
@@ -35,18 +35,14 @@ pub(crate) fn is_vocab(path: &Path) -> bool {
 /// A `tokenizer.json` that replaces the two files; `vocab` is the path of the first.
 pub(crate) fn to_json(vocab: &Path) -> Result<String, Error> {
     let merges = vocab.with_file_name(MERGES);
-    let refuse = |path: &Path, expected: &str, got: String| Error::Tokenizer {
-        path: path.into(),
-        expected: expected.into(),
-        got,
-    };
+    let object = |path: &Path| object(path, RECORDS);
     let text = error::read(&merges, "GPT-2's merges.txt, beside its vocab.json", RECORDS)?;
     let text = String::from_utf8(text)
-        .map_err(|why| refuse(&merges, "two tokens in each line, as UTF-8", why.to_string()))?;
+        .map_err(|why| Error::tokenizer(&merges, "two tokens in each line, as UTF-8", why))?;
     let is_merge = |line: &&str| !line.is_empty() && !line.starts_with("#version");
     let merges: Vec<&str> = text.lines().filter(is_merge).collect();
-    let tokens = object(vocab)?
-        .ok_or_else(|| refuse(vocab, "tokens and their ids, as a JSON object", "no such file".into()))?;
+    let expected = "tokens and their ids, as a JSON object";
+    let tokens = object(vocab)?.ok_or_else(|| Error::tokenizer(vocab, expected, "no such file"))?;
     let beside = |name: &str| vocab.with_file_name(name);
     let (config_path, map_path) = (beside("tokenizer_config.json"), beside("special_tokens_map.json"));
     let config = object(&config_path)?.unwrap_or_default();
@@ -55,13 +51,13 @@ pub(crate) fn to_json(vocab: &Path) -> Result<String, Error> {
         && class.as_str().map(|class| class.trim_end_matches("Fast")) != Some(CLASS)
     {
         let expected = format!("the `tokenizer_class` \"{CLASS}\" of {VOCAB} and {MERGES}");
-        return Err(refuse(&config_path, &expected, class.to_string()));
+        return Err(Error::tokenizer(&config_path, expected, class));
     }
     let prefix_space = match config.get("add_prefix_space") {
         None | Some(Value::Null) => false,
         Some(Value::Bool(prefix)) => *prefix,
         Some(other) => {
-            return Err(refuse(&config_path, "`add_prefix_space` true or false", other.to_string()));
+            return Err(Error::tokenizer(&config_path, "`add_prefix_space` true or false", other));
         }
     };
 
@@ -88,43 +84,15 @@ pub(crate) fn to_json(vocab: &Path) -> Result<String, Error> {
         }
     }
 
-    let byte_level = |prefix: bool| json!({ "type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": true, "use_regex": true });
-    let file = json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": added.into_values().collect::<Vec<_>>(),
-        "normalizer": null,
-        "pre_tokenizer": byte_level(prefix_space),
-        "post_processor": null,
-        "decoder": byte_level(true),
-        "model": {
-            "type": "BPE",
-            "dropout": null,
-            "unk_token": null,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": false,
-            "byte_fallback": false,
-            "ignore_merges": false,
-            "vocab": tokens,
-            "merges": merges,
-        },
-    });
-    Ok(serde_json::to_string_pretty(&file).expect("plain data"))
-}
-
-/// The object of a JSON file; none where there is no such file.
-fn object(path: &Path) -> Result<Option<Map<String, Value>>, Error> {
-    if !path.is_file() {
-        return Ok(None);
+    Ok(ByteLevelFile {
+        added_tokens: added.into_values().collect(),
+        prefix_space: [prefix_space, true],
+        use_regex: true,
+        affix: Some(""),
+        vocab: tokens,
+        merges,
     }
-    let read = error::read(path, "a file of a Hugging Face tokenizer", RECORDS)?;
-    serde_json::from_slice(&read).map(Some).map_err(|why| Error::Tokenizer {
-        path: path.into(),
-        expected: "a JSON object".into(),
-        got: why.to_string(),
-    })
+    .to_json())
 }
 
 /// The tokens that a file of settings names as beginning, end, padding and the like.

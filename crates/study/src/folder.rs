@@ -17,7 +17,7 @@ use crate::branch::{self, BranchStudy};
 use crate::file::Study;
 use crate::gap::{self, GapStudy};
 use crate::kind::StudyKind;
-use crate::outcomes::Outcomes;
+use crate::outcomes::{OutcomeKey, Outcomes};
 use crate::page;
 use crate::results::Results;
 use crate::smoothness::{self, SmoothnessStudy, SparsityCurve};
@@ -64,7 +64,7 @@ pub struct StudyFolder {
 enum OpenStudy {
     Steps(Box<Study>, Box<Results>),
     Gap(GapStudy),
-    Branches(BranchStudy, Vec<(u64, [String; 3])>),
+    Branches(BranchStudy, Vec<(u64, OutcomeKey)>),
     Smoothness(SmoothnessStudy),
 }
 
@@ -283,17 +283,8 @@ mod tests {
 
     fn record(steps: u64) -> TrialRecord {
         let fields = vec![("learning_rate.peak".into(), 0.01), ("optimizer.momentum".into(), 0.9)];
-        let status = TrialStatus::Complete;
-        TrialRecord {
-            batch: 16,
-            sparsity: 0.0,
-            trial: 1,
-            status,
-            steps,
-            best: Some(0.1),
-            fields,
-            curve: Vec::new(),
-        }
+        let complete = synthetic::record(16, 0.0, 1, TrialStatus::Complete, steps);
+        TrialRecord { best: Some(0.1), fields, ..complete }
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub use lock::StudyLock;
 pub use measure_schedule::MeasureSchedule;
 pub use results::Results;
 pub use running_trial::RunningTrial;
-pub use search::{SearchProgress, StudyObserver, TrialShard, repeat_best, run_trials, widen_ranges};
+pub use search::{SearchProgress, StudyObserver, TrialSearch, TrialShard};
 pub use summary::StudySummary;
 pub use trial::{Trial, TrialCheck, TrialRecord, TrialRunner, TrialStatus};
 pub use workers::WorkerPool;

@@ -11,6 +11,9 @@ use espalier_train::{Error, checksum};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+/// What an outcome is found by: texts that together say all that decides it.
+pub type OutcomeKey = [String; 3];
+
 /// A file of outcomes.
 #[derive(Debug)]
 pub struct Outcomes<T> {
@@ -69,8 +72,17 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
         self.lines.iter().map(|line| &line.outcome)
     }
 
+    /// Those of these keys that are known by now to whoever reads in a folder, in the order of the keys.
+    pub(crate) fn known<'a>(
+        folder: &Path,
+        keys: impl IntoIterator<Item = &'a OutcomeKey>,
+    ) -> Result<Vec<T>, Error> {
+        let outcomes = Outcomes::read(folder)?;
+        Ok(keys.into_iter().filter_map(|key| outcomes.get(key).cloned()).collect())
+    }
+
     /// The outcome of what these texts say, where it is known.
-    pub fn get(&self, texts: &[&str]) -> Option<&T> {
+    pub fn get(&self, texts: &[impl AsRef<str>]) -> Option<&T> {
         let of = hash(texts);
         self.lines.iter().find(|line| line.of == of).map(|line| &line.outcome)
     }
@@ -78,7 +90,7 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
     /// The outcome of what these texts say, from before or made now and kept.
     pub(crate) fn get_or(
         &mut self,
-        texts: &[&str],
+        texts: &[impl AsRef<str>],
         make: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
         if let Some(known) = self.get(texts) {
@@ -98,9 +110,9 @@ impl<T: Serialize + DeserializeOwned + Clone> Outcomes<T> {
 }
 
 /// A hash of texts, each with its length: "a" and "b" are not "ab" and "".
-fn hash(texts: &[&str]) -> String {
+fn hash(texts: &[impl AsRef<str>]) -> String {
     let mut hasher = blake3::Hasher::new();
-    for text in texts {
+    for text in texts.iter().map(AsRef::as_ref) {
         hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
     }
     hasher.finalize().to_hex()[..16].to_owned()

@@ -68,76 +68,181 @@ pub trait StudyObserver: Send {
     fn widened(&mut self, cell: Cell, field: &str, low: f64, high: f64);
 }
 
-/// Runs what is left of a study's trials, as far as they are of a shard, on so many workers; false where it
-/// was stopped before the end.
-pub fn run_trials(
-    study: &Study,
-    runner: &dyn TrialRunner,
-    results: &mut Results,
-    workers: usize,
-    shard: TrialShard,
-    stop: &AtomicBool,
-    observer: &mut dyn StudyObserver,
-) -> Result<bool, Error> {
-    let chance_level = runner.chance_level(study.goal);
-    let numbers = || (1..=study.search.trials).filter(|&trial| shard.has(trial));
-    let brackets =
-        study.cells.iter().map(|&cell| Bracket::new(study, cell, numbers(), chance_level)).collect();
-    run_brackets(study, runner, results, brackets, workers, stop, observer)
+/// A study's trials as they are run: by whom, on how many workers, until somebody asks to stop. Each of its
+/// functions is false where it was stopped before the end.
+pub struct TrialSearch<'a> {
+    pub study: &'a Study,
+    pub runner: &'a dyn TrialRunner,
+    pub workers: usize,
+    pub stop: &'a AtomicBool,
 }
 
-/// Looks beyond the ends of ranges at which best trials lie, until none does or the run file allows no more;
-/// false where it was stopped before the end.
-pub fn widen_ranges(
-    study: &Study,
-    runner: &dyn TrialRunner,
-    results: &mut Results,
-    workers: usize,
-    stop: &AtomicBool,
-    observer: &mut dyn StudyObserver,
-) -> Result<bool, Error> {
-    let chance_level = runner.chance_level(study.goal);
-    loop {
-        let mut brackets = Vec::new();
-        for &cell in &study.cells {
-            // What was begun is ended first.
-            for begun in results.widened(cell) {
-                brackets.push(Bracket::new(study, cell, begun.numbers(), chance_level));
+impl TrialSearch<'_> {
+    /// Runs what is left of the study's trials, as far as they are of a shard.
+    pub fn run_trials(
+        &self,
+        results: &mut Results,
+        shard: TrialShard,
+        observer: &mut dyn StudyObserver,
+    ) -> Result<bool, Error> {
+        let numbers = || (1..=self.study.search.trials).filter(|&trial| shard.has(trial));
+        let brackets = self.study.cells.iter().map(|&cell| self.bracket(cell, numbers())).collect();
+        self.run_brackets(results, brackets, observer)
+    }
+
+    /// Looks beyond the ends of ranges at which best trials lie, until none does or the run file allows no more.
+    pub fn widen_ranges(
+        &self,
+        results: &mut Results,
+        observer: &mut dyn StudyObserver,
+    ) -> Result<bool, Error> {
+        loop {
+            let mut brackets = Vec::new();
+            for &cell in &self.study.cells {
+                // What was begun is ended first.
+                for begun in results.widened(cell) {
+                    brackets.push(self.bracket(cell, begun.numbers()));
+                }
+                for wider in widen::next(self.study, results, cell) {
+                    brackets.push(self.bracket(cell, wider.numbers()));
+                    let range = widen::range(self.study, results, &wider);
+                    observer.widened(cell, &wider.field, range.low, range.high);
+                    results.widen(wider)?;
+                }
             }
-            for wider in widen::next(study, results, cell) {
-                brackets.push(Bracket::new(study, cell, wider.numbers(), chance_level));
-                let range = widen::range(study, results, &wider);
-                observer.widened(cell, &wider.field, range.low, range.high);
-                results.widen(wider)?;
+            let before = results.finished();
+            if !self.run_brackets(results, brackets, observer)? {
+                return Ok(false);
             }
-        }
-        let before = results.finished();
-        if !run_brackets(study, runner, results, brackets, workers, stop, observer)? {
-            return Ok(false);
-        }
-        if results.finished() == before {
-            return Ok(true);
+            if results.finished() == before {
+                return Ok(true);
+            }
         }
     }
-}
 
-/// Runs the best trial of every cell again, with as many other seeds as the study asks for and up to four times
-/// as many steps: how much K* is luck. False where it was stopped before the end.
-pub fn repeat_best(
-    study: &Study,
-    runner: &dyn TrialRunner,
-    results: &mut Results,
-    workers: usize,
-    stop: &AtomicBool,
-    observer: &mut dyn StudyObserver,
-) -> Result<bool, Error> {
-    let repeats = |&cell: &Cell| {
-        let best = widen::best(results.of_cell(cell))?;
-        let numbers = (1..=study.search.seeds).map(|n| repeat_number(best.trial, n));
-        Some(Bracket::repeats(study, cell, numbers, SLOWER * best.steps))
-    };
-    let brackets = study.cells.iter().filter_map(repeats).collect();
-    run_brackets(study, runner, results, brackets, workers, stop, observer)
+    /// Runs the best trial of every cell again, with as many other seeds as the study asks for and up to four
+    /// times as many steps: how much K* is luck.
+    pub fn repeat_best(
+        &self,
+        results: &mut Results,
+        observer: &mut dyn StudyObserver,
+    ) -> Result<bool, Error> {
+        let repeats = |&cell: &Cell| {
+            let best = widen::best(results.of_cell(cell))?;
+            let numbers = (1..=self.study.search.seeds).map(|n| repeat_number(best.trial, n));
+            Some(Bracket::repeats(self.study, cell, numbers, SLOWER * best.steps))
+        };
+        let brackets = self.study.cells.iter().filter_map(repeats).collect();
+        self.run_brackets(results, brackets, observer)
+    }
+
+    fn bracket(&self, cell: Cell, numbers: impl Iterator<Item = u32>) -> Bracket {
+        Bracket::new(self.study, cell, numbers, self.runner.chance_level(self.study.goal))
+    }
+
+    fn run_brackets(
+        &self,
+        results: &mut Results,
+        mut brackets: Vec<Bracket>,
+        observer: &mut dyn StudyObserver,
+    ) -> Result<bool, Error> {
+        let mut stopped = Vec::new();
+        for bracket in &mut brackets {
+            let cell = bracket.cell;
+            results
+                .records()
+                .filter(|record| record.cell() == cell)
+                .for_each(|record| bracket.replay(record));
+            stopped.extend(bracket.compare());
+        }
+        results.append(&stopped)?;
+        let store = PausedTrialStore::of(results.folder(), self.runner.min_unsaved_time());
+        // Also what a study left that was killed between the line of a trial's end and this.
+        results.records().filter(|record| record.status.is_final()).for_each(|record| store.remove(record));
+        let state = SearchState {
+            brackets,
+            paused: HashMap::new(),
+            results,
+            refreshed: Instant::now(),
+            observer,
+            failed: None,
+        };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        thread::scope(|scope| {
+            for worker in 0..self.workers {
+                let (state, changed, store) = (&state, &changed, &store);
+                scope.spawn(move || self.work(worker, store, state, changed));
+            }
+        });
+        let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match state.failed {
+            Some(error) => Err(error),
+            None => Ok(state.brackets.iter().all(Bracket::is_over)),
+        }
+    }
+
+    /// Takes jobs until there are none.
+    fn work<'s>(
+        &'s self,
+        worker: usize,
+        store: &PausedTrialStore,
+        state: &Mutex<SearchState<'s>>,
+        changed: &Condvar,
+    ) {
+        let TrialSearch { study, runner, stop, .. } = *self;
+        let mut guard = lock(state);
+        while !stop.load(Ordering::Relaxed) && guard.failed.is_none() {
+            let Some((index, job)) = guard.take(worker) else {
+                if guard.brackets.iter().all(Bracket::is_over) {
+                    break;
+                }
+                // Others run what this waits for; a signal to stop wakes nobody.
+                guard = changed
+                    .wait_timeout(guard, Duration::from_millis(200))
+                    .map_or_else(|e| e.into_inner().0, |w| w.0);
+                continue;
+            };
+            let bracket = &guard.brackets[index];
+            let bound = bracket.cuts().then(|| bracket.bound.clone());
+            let known = bracket.record(job.trial).cloned();
+            let settings = widen::settings(study, guard.results, bracket.cell, job.trial);
+            let paused = guard.paused.remove(&(index, job.trial));
+            drop(guard);
+            let mut unsaved = paused.as_ref().map_or(Duration::ZERO, |paused| paused.unsaved);
+            let begun = match paused {
+                Some(paused) => Ok((paused.trial, known)),
+                None => store.begin(runner, worker, &settings),
+            };
+            let outcome = begun.and_then(|(mut trial, known)| {
+                let began = Instant::now();
+                let record = advance::advance_trial(
+                    study,
+                    &settings,
+                    trial.as_mut(),
+                    known,
+                    job.until,
+                    bound.as_ref(),
+                    stop,
+                )?;
+                unsaved += began.elapsed();
+                Ok(record.map(|record| {
+                    let unsaved = store.save(trial.as_mut(), &record, unsaved);
+                    (PausedTrial { worker, trial, unsaved }, record)
+                }))
+            });
+            guard = lock(state);
+            match outcome {
+                Err(error) => guard.failed = guard.failed.take().or(Some(error)),
+                Ok(None) => break,
+                Ok(Some((paused, record))) => {
+                    let ended = guard.settle(index, paused, record);
+                    ended.iter().for_each(|record| store.remove(record));
+                }
+            }
+            changed.notify_all();
+        }
+        changed.notify_all();
+    }
 }
 
 struct PausedTrial<'a> {
@@ -157,111 +262,6 @@ struct SearchState<'a> {
     refreshed: Instant,
     observer: &'a mut dyn StudyObserver,
     failed: Option<Error>,
-}
-
-fn run_brackets(
-    study: &Study,
-    runner: &dyn TrialRunner,
-    results: &mut Results,
-    mut brackets: Vec<Bracket>,
-    workers: usize,
-    stop: &AtomicBool,
-    observer: &mut dyn StudyObserver,
-) -> Result<bool, Error> {
-    let mut stopped = Vec::new();
-    for bracket in &mut brackets {
-        let cell = bracket.cell;
-        results.records().filter(|record| record.cell() == cell).for_each(|record| bracket.replay(record));
-        stopped.extend(bracket.compare());
-    }
-    results.append(&stopped)?;
-    let store = PausedTrialStore::of(results.folder(), runner.min_unsaved_time());
-    // Also what a study left that was killed between the line of a trial's end and this.
-    results.records().filter(|record| record.status.is_final()).for_each(|record| store.remove(record));
-    let state = SearchState {
-        brackets,
-        paused: HashMap::new(),
-        results,
-        refreshed: Instant::now(),
-        observer,
-        failed: None,
-    };
-    let (state, changed) = (Mutex::new(state), Condvar::new());
-    thread::scope(|scope| {
-        for worker in 0..workers {
-            let (state, changed, store) = (&state, &changed, &store);
-            scope.spawn(move || work(worker, study, runner, store, state, changed, stop));
-        }
-    });
-    let state = state.into_inner().unwrap_or_else(PoisonError::into_inner);
-    match state.failed {
-        Some(error) => Err(error),
-        None => Ok(state.brackets.iter().all(Bracket::is_over)),
-    }
-}
-
-/// Takes jobs until there are none.
-fn work<'a>(
-    worker: usize,
-    study: &Study,
-    runner: &'a dyn TrialRunner,
-    store: &PausedTrialStore,
-    state: &Mutex<SearchState<'a>>,
-    changed: &Condvar,
-    stop: &AtomicBool,
-) {
-    let mut guard = lock(state);
-    while !stop.load(Ordering::Relaxed) && guard.failed.is_none() {
-        let Some((index, job)) = guard.take(worker) else {
-            if guard.brackets.iter().all(Bracket::is_over) {
-                break;
-            }
-            // Others run what this waits for; a signal to stop wakes nobody.
-            guard = changed
-                .wait_timeout(guard, Duration::from_millis(200))
-                .map_or_else(|e| e.into_inner().0, |w| w.0);
-            continue;
-        };
-        let bracket = &guard.brackets[index];
-        let bound = bracket.cuts().then(|| bracket.bound.clone());
-        let known = bracket.record(job.trial).cloned();
-        let settings = widen::settings(study, guard.results, bracket.cell, job.trial);
-        let paused = guard.paused.remove(&(index, job.trial));
-        drop(guard);
-        let mut unsaved = paused.as_ref().map_or(Duration::ZERO, |paused| paused.unsaved);
-        let begun = match paused {
-            Some(paused) => Ok((paused.trial, known)),
-            None => store.begin(runner, worker, &settings),
-        };
-        let outcome = begun.and_then(|(mut trial, known)| {
-            let began = Instant::now();
-            let record = advance::advance_trial(
-                study,
-                &settings,
-                trial.as_mut(),
-                known,
-                job.until,
-                bound.as_ref(),
-                stop,
-            )?;
-            unsaved += began.elapsed();
-            Ok(record.map(|record| {
-                let unsaved = store.save(trial.as_mut(), &record, unsaved);
-                (PausedTrial { worker, trial, unsaved }, record)
-            }))
-        });
-        guard = lock(state);
-        match outcome {
-            Err(error) => guard.failed = guard.failed.take().or(Some(error)),
-            Ok(None) => break,
-            Ok(Some((paused, record))) => {
-                let ended = guard.settle(index, paused, record);
-                ended.iter().for_each(|record| store.remove(record));
-            }
-        }
-        changed.notify_all();
-    }
-    changed.notify_all();
 }
 
 impl<'a> SearchState<'a> {

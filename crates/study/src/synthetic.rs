@@ -9,7 +9,7 @@ use std::time::Duration;
 use espalier_train::Error;
 
 use crate::file::{Goal, Study};
-use crate::trial::{ResumedTrial, Trial, TrialCheck, TrialRecord, TrialRunner};
+use crate::trial::{ResumedTrial, Trial, TrialCheck, TrialRecord, TrialRunner, TrialStatus};
 use crate::workload::TrialSettings;
 
 /// Trials that reach the goal after K steps, K being least at a rate of its own for each cell, and diverge
@@ -56,6 +56,12 @@ pub const TEXT: &str = r#"
 pub fn study(overrides: &[&str]) -> Study {
     let overrides: Vec<_> = overrides.iter().map(|&change| change.into()).collect();
     Study::parse(TEXT, &overrides).unwrap()
+}
+
+/// What became of a trial, by itself.
+pub fn record(batch: usize, sparsity: f64, trial: u32, status: TrialStatus, steps: u64) -> TrialRecord {
+    let fields = vec![("learning_rate.peak".into(), 0.01)];
+    TrialRecord { batch, sparsity, trial, status, steps, best: Some(0.4), fields, curve: Vec::new() }
 }
 
 impl Landscape {

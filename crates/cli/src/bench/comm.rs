@@ -101,19 +101,18 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     }
     let comment = format!("Measured by `espalier bench comm`: {} ranks, {carrier}.", ranks.count());
     file.finish(&ClusterSection::link(link), &comment, |_| unreachable!("there is a file"))?;
-    if arguments.json {
+    output::answer(arguments.json, || {
         let rows = links.0.iter().map(
             |sample| json!({ "pattern": sample.pattern, "bytes": sample.elements * bytes, "seconds": sample.seconds }),
         );
-        output::json(&json!({
+        json!({
             "file": arguments.out,
             "ranks": ranks.count(),
             "carrier": carrier,
             "link": link,
             "rows": rows.collect::<Vec<_>>(),
-        }));
-    }
-    Ok(ExitCode::SUCCESS)
+        })
+    })
 }
 
 fn rounds<R>(count: usize, measure: impl Fn() -> Result<R, Error>) -> Result<Vec<R>, Error> {

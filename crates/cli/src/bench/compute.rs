@@ -70,15 +70,10 @@ pub fn compute(arguments: &ComputeArguments) -> Result<ExitCode> {
     file.finish(&section, &comment, |name| {
         merge::begin(name, note, device.clone(), &devices.node(), &comment)
     })?;
-    if arguments.json {
-        output::json(&json!({
-            "file": arguments.out,
-            "devices": devices.count(),
-            "device": device,
-            "rows": rows.iter().map(ComputeRow::json).collect::<Vec<_>>(),
-        }));
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(arguments.json, || {
+        let rows: Vec<_> = rows.iter().map(ComputeRow::json).collect();
+        json!({ "file": arguments.out, "devices": devices.count(), "device": device, "rows": rows })
+    })
 }
 
 /// The devices that this machine has, all alike.

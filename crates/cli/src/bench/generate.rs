@@ -132,10 +132,7 @@ pub fn generate(arguments: &BenchGenerateArguments) -> Result<ExitCode> {
         share_of_bandwidth: bytes_per_token * tokens_per_s / bandwidth,
     };
     report.print(&device::describe(&device));
-    if arguments.json {
-        output::json(&serde_json::to_string(&report)?);
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(arguments.json, || &report)
 }
 
 /// The model, with a context that is just long enough.

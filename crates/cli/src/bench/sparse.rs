@@ -123,8 +123,5 @@ pub fn sparse(arguments: &SparseArguments) -> Result<ExitCode> {
     }
     output.finish(&report.figure().svg())?;
     print_err!("figure: {}", arguments.svg.display());
-    if arguments.json {
-        output::json(&report.json(&arguments.svg));
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(arguments.json, || report.json(&arguments.svg))
 }

@@ -12,7 +12,7 @@ use super::record::record;
 use super::table::{aligned, step};
 use super::{PlanArguments, PlanRequest, curve, wrong};
 use crate::output;
-use crate::run_file::conflict;
+use crate::run_file::{conflict, refuse_options};
 use crate::spinner::Spinner;
 
 /// Those of `--engine`, at least one. Several are shown in a sweep alone.
@@ -30,9 +30,7 @@ pub fn named(arguments: &PlanArguments) -> Result<Vec<EngineProfile>> {
         ("--fits", arguments.fits.is_some()),
     ];
     if found.len() > 1 {
-        if let Some((option, _)) = of_one.into_iter().find(|(_, given)| *given) {
-            return Err(conflict(option, "is of one engine, but `--engine` names several").into());
-        }
+        refuse_options(&of_one, "is of one engine, but `--engine` names several")?;
         if arguments.sweep.is_none() {
             let problem =
                 "names several, which are compared over numbers of devices: add `--sweep gpus=A..B`";

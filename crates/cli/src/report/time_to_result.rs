@@ -7,8 +7,8 @@ use anyhow::Result;
 use espalier_plan::time_to_result::ResultTimes;
 use serde_json::json;
 
-use super::study::{open, refuse_others};
-use super::{ReportArguments, ReportFormat};
+use super::study::refuse_others;
+use super::{ReportArguments, ReportFiles, ReportFormat};
 use crate::output::{self, print_out};
 use crate::run_file::conflict;
 use crate::time_to_result;
@@ -19,25 +19,16 @@ pub fn report(arguments: &ReportArguments, folder: &Path, plan: &ResultTimes) ->
     if arguments.serve.is_some() {
         return Err(conflict("--serve", "is for what goes on, and a plan does not").into());
     }
-    let page = match (&arguments.out, &arguments.svg) {
-        (Some(out), _) => Some(out.clone()),
-        (None, Some(_)) => None,
-        (None, None) => Some(folder.join("time-to-result.html")),
-    };
-    let [html, svg] = [open(ReportFormat::Page, &page)?, open(ReportFormat::Picture, &arguments.svg)?];
+    let outputs = ReportFiles::open(arguments, folder.join("time-to-result.html"))?;
     print_out!("time to result of {} on {}: {} choices", plan.model, plan.cluster, plan.points.len());
-    if let Some(output) = html {
-        output.finish(&time_to_result::page(plan).html())?;
-        print_out!("page: {}", output.file().display());
-    }
-    if let Some(output) = svg {
-        output.finish(&time_to_result::figure(plan).svg())?;
-        print_out!("picture: {}", output.file().display());
-    }
-    if arguments.json {
-        output::json(
-            &json!({ "plan": plan.model, "of": plan.points.len(), "page": page, "svg": arguments.svg }),
-        );
-    }
-    Ok(ExitCode::SUCCESS)
+    outputs.write(|form| {
+        Ok(match form {
+            ReportFormat::Page => time_to_result::page(plan).html(),
+            _ => time_to_result::figure(plan).svg(),
+        })
+    })?;
+    output::answer(arguments.json, || {
+        let (page, svg) = (&outputs.page, &arguments.svg);
+        json!({ "plan": plan.model, "of": plan.points.len(), "page": page, "svg": svg })
+    })
 }

@@ -34,12 +34,10 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let Some(StudyResources { dataset, device, folder, .. }) = &opened else { return Ok(ExitCode::SUCCESS) };
     let branch_points = branch::run(&study, &origin, dataset, device, folder, table)?;
     let report = single::write_page(folder, &branch::page(&study, &branch_points))?;
-    if arguments.json {
-        let found =
-            json!({ "kind": "critical-batch", "name": study.name, "forks": branch_points, "report": report });
-        output::json(&found);
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(
+        arguments.json,
+        || json!({ "kind": "critical-batch", "name": study.name, "forks": branch_points, "report": report }),
+    )
 }
 
 fn table(branch_point: &BranchPoint) {

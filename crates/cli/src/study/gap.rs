@@ -42,12 +42,10 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     );
     let outcomes = gap::run(&gap, dataset, device, folder, &base_dir, line)?;
     let report = single::write_page(folder, &gap::page(&gap, &outcomes))?;
-    if arguments.json {
-        output::json(
-            &json!({ "kind": "generalisation-gap", "name": gap.name, "runs": outcomes, "report": report }),
-        );
-    }
-    Ok(ExitCode::SUCCESS)
+    output::answer(
+        arguments.json,
+        || json!({ "kind": "generalisation-gap", "name": gap.name, "runs": outcomes, "report": report }),
+    )
 }
 
 fn line(outcome: &GapOutcome) {

@@ -16,7 +16,7 @@ use espalier_train::Error;
 use super::{StudyArguments, live};
 use crate::device;
 use crate::output::{print_err, print_out};
-use crate::run_file::conflict;
+use crate::run_file::refuse_options;
 
 /// What a study works with whose runs are trained one after the other; the folder is its own for as long as
 /// this is there.
@@ -51,15 +51,12 @@ pub fn open(
 
 /// Refuses options that are for studies of many trials.
 pub fn refuse_others(arguments: &StudyArguments) -> Result<()> {
-    let given = [
+    let options = [
         ("--shard", arguments.shard.is_some()),
         ("--widen", arguments.widen),
         ("--workers", arguments.workers.is_some()),
     ];
-    match given.into_iter().find(|(_, given)| *given) {
-        Some((option, _)) => Err(conflict(option, "is for a study of kind \"steps-to-result\"").into()),
-        None => Ok(()),
-    }
+    refuse_options(&options, "is for a study of kind \"steps-to-result\"")
 }
 
 /// Locks the folder of a study that is about to run, unless another process is at work in it.

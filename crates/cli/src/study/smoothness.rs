@@ -36,23 +36,19 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let curves =
         smoothness::run(&study, dataset, device, folder, &base_dir, |curve| report_curve(curve, &mut dense))?;
     let report = single::write_page(folder, &smoothness::page(&study, &curves))?;
-    if arguments.json {
-        let found: Vec<_> = curves
-            .iter()
-            .map(|curve| {
-                let measured = curve.trace.measured(curve.sparsity);
-                let MeasuredConstants { sparsity, mean, variance, gap, noise_scale } = measured;
-                json!({
-                    "sparsity": sparsity, "mean": mean, "variance": variance, "gap": gap, "noise_scale": noise_scale,
-                    "points": curve.trace.points,
-                })
-            })
-            .collect();
-        output::json(
-            &json!({ "kind": "smoothness", "name": study.name, "smoothness": found, "report": report }),
-        );
-    }
-    Ok(ExitCode::SUCCESS)
+    let found = |curve: &SparsityCurve| {
+        let measured = curve.trace.measured(curve.sparsity);
+        let MeasuredConstants { sparsity, mean, variance, gap, noise_scale } = measured;
+        json!({
+            "sparsity": sparsity, "mean": mean, "variance": variance, "gap": gap, "noise_scale": noise_scale,
+            "points": curve.trace.points,
+        })
+    };
+    let found: Vec<_> = curves.iter().map(found).collect();
+    output::answer(
+        arguments.json,
+        || json!({ "kind": "smoothness", "name": study.name, "smoothness": found, "report": report }),
+    )
 }
 
 /// Measures the best trials of a study of steps-to-result, one after the other with all threads.

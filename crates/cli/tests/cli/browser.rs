@@ -9,24 +9,28 @@ use espalier_testing::{Need, skipped};
 
 use crate::report::{Served, report, torn};
 use crate::study::{ended_study, served};
-use crate::{TINY, TestDir, assert_contains, succeeded, train_in};
+use crate::{TINY, TestDir, assert_contains, set, succeeded, train_in};
 
 /// A browser on the path.
 fn browser() -> Option<PathBuf> {
     let names = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
-    let folders: Vec<PathBuf> = std::env::split_paths(&std::env::var_os("PATH")?).collect();
+    let folders: Vec<PathBuf> =
+        std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).collect();
     let found = names.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
-    found.into_iter().find(|path| path.is_file())
+    let browser = found.into_iter().find(|path| path.is_file());
+    if browser.is_none() {
+        skipped(Need::Browser, "no Chromium or Chrome is on the path");
+    }
+    browser
 }
 
 /// What a page has become after some seconds of its own time, with all that its scripts complained about.
 fn opened(browser: &Path, profile: &Path, address: &str) -> String {
-    let flags =
-        ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"];
-    let more = ["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"];
+    let flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync";
+    let more = "--disable-background-networking --disable-component-update --enable-logging=stderr";
     let output = Command::new(browser)
-        .args(flags)
-        .args(more)
+        .args(flags.split(' '))
+        .args(more.split(' '))
         .arg(format!("--user-data-dir={}", profile.display()))
         .args(["--virtual-time-budget=6000", "--dump-dom", address])
         .output()
@@ -51,25 +55,17 @@ const PROBE: &str = "<script>addEventListener('load', () => {
 
 #[test]
 fn a_page_is_whole_in_a_browser() {
-    let Some(browser) = browser() else {
-        return skipped(Need::Browser, "no Chromium or Chrome is on the path");
-    };
+    let Some(browser) = browser() else { return };
     let at = &TestDir::new();
-    let settings = [
-        "model.layers=4",
-        "prune.method=magnitude",
-        "prune.sparsity=0.5",
-        "train.log_every=1",
-        "parallel.pipeline=2",
-    ];
-    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
+    let settings =
+        set("model.layers=4 prune.method=magnitude prune.sparsity=0.5 train.log_every=1 parallel.pipeline=2");
     for name in ["run", "a-run-with-a-name-that-is-much-too-long-for-any-picture"] {
         let trace = format!("{name}/trace.json");
-        succeeded(train_in(at, TINY, &[&["--out", name, "--trace", &trace][..], &settings].concat()));
+        succeeded(train_in(at, TINY, &format!("--out {name} --trace {trace} {settings}")));
     }
     let runs = ["run", "a-run-with-a-name-that-is-much-too-long-for-any-picture"];
     for runs in [&runs[..1], &runs] {
-        succeeded(report(at, runs).args(["-o", "page.html"]).output().unwrap());
+        succeeded(report(at, &format!("{} -o page.html", runs.join(" "))).output().unwrap());
         is_whole(&browser, at, "page.html");
     }
 }
@@ -92,9 +88,7 @@ fn is_whole(browser: &Path, at: &Path, page: &str) {
 
 #[test]
 fn a_study_is_whole_in_a_browser_and_alive_while_it_runs() {
-    let Some(browser) = browser() else {
-        return skipped(Need::Browser, "no Chromium or Chrome is on the path");
-    };
+    let Some(browser) = browser() else { return };
     let at = &TestDir::new();
     ended_study(at);
     is_whole(&browser, at, "out/tiny/study.html");
@@ -107,12 +101,10 @@ fn a_study_is_whole_in_a_browser_and_alive_while_it_runs() {
 
 #[test]
 fn a_live_page_is_alive_in_a_browser() {
-    let Some(browser) = browser() else {
-        return skipped(Need::Browser, "no Chromium or Chrome is on the path");
-    };
+    let Some(browser) = browser() else { return };
     let at = &TestDir::new();
     torn(&at.join("one"));
-    let served = Served::start(at, &["one"]);
+    let served = Served::start(at, "one");
     let found = opened(&browser, &at.join("profile"), &format!("http://{}/", served.address));
     assert!(found.contains("<div id=\"state\">live</div>") && found.contains("<h1>one</h1>"), "{found}");
 }

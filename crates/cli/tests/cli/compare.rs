@@ -11,11 +11,11 @@ use crate::{TestDir, refused, stderr, succeeded};
 
 /// `python3 benches/compare.py --peers peers ARGUMENTS` in a folder with peers that do nothing; `None`
 /// without Python.
-fn compare(folder: &Path, arguments: &[&str]) -> Option<Output> {
+fn compare(folder: &Path, arguments: &str) -> Option<Output> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../benches/compare.py");
     let mut command = Command::new("python3");
     command.current_dir(folder).arg(script).args(["--peers", "peers"]);
-    command.args(["--binary", env!("CARGO_BIN_EXE_espalier")]).args(arguments);
+    command.args(["--binary", env!("CARGO_BIN_EXE_espalier")]).args(arguments.split_whitespace());
     match command.output() {
         Ok(output) => Some(output),
         Err(why) => {
@@ -49,7 +49,7 @@ fn words(command: &Value) -> Vec<&str> {
 #[test]
 fn every_shape_is_one_that_both_sides_can_run() {
     let folder = peers();
-    let Some(output) = compare(&folder, &["--dry-run", "--device", "cuda"]) else { return };
+    let Some(output) = compare(&folder, "--dry-run --device cuda") else { return };
     let works = lines(&output);
     let million = 1_000_000.0;
     let shapes = [
@@ -96,8 +96,7 @@ fn every_shape_is_one_that_both_sides_can_run() {
 #[test]
 fn a_run_that_is_compared_saves_no_checkpoint() {
     let folder = peers();
-    let settings = ["--dry-run", "--only", "simple-cnn", "--work", "work"];
-    let Some(output) = compare(&folder, &settings) else { return };
+    let Some(output) = compare(&folder, "--dry-run --only simple-cnn --work work") else { return };
     let work = &lines(&output)[0];
     let ours = words(&work["ours"]);
     let mut short = Command::new(ours[0]);
@@ -110,8 +109,8 @@ fn a_run_that_is_compared_saves_no_checkpoint() {
 #[test]
 fn what_would_say_nothing_is_refused() {
     let folder = peers();
-    let Some(output) = compare(&folder, &["--rounds", "2"]) else { return };
+    let Some(output) = compare(&folder, "--rounds 2") else { return };
     refused(output, &["--rounds must be at least 3"]);
     fs::remove_file(folder.join("peers/torch_cnn.py")).unwrap();
-    refused(compare(&folder, &["--dry-run"]).unwrap(), &["--peers: there is no torch_cnn.py in "]);
+    refused(compare(&folder, "--dry-run").unwrap(), &["--peers: there is no torch_cnn.py in "]);
 }

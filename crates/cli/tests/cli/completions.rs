@@ -7,12 +7,12 @@ use std::process::{Command, Output};
 use crate::{TestDir, espalier, refused, stderr, stdout};
 
 fn completions(shell: &str) -> Output {
-    espalier(Path::new("."), ["completions", shell])
+    espalier(Path::new("."), &format!("completions {shell}"))
 }
 
 /// The commands that `espalier --help` lists.
 fn commands() -> Vec<String> {
-    let help = stdout(&espalier(Path::new("."), ["--help"]));
+    let help = stdout(&espalier(Path::new("."), "--help"));
     let listed = help.lines().take_while(|line| *line != "Options:").filter(|line| line.starts_with("  "));
     let listed = listed.filter_map(|line| line.split_whitespace().next());
     listed.map(str::to_owned).collect()

@@ -10,7 +10,7 @@ use crate::{assert_contains, espalier, espalier_command, json_of, refused_in_a_s
 
 /// Runs with words divided by spaces.
 fn explain(arguments: &str) -> Output {
-    let mut command = espalier_command(&root(), ["explain"].into_iter().chain(arguments.split(' ')));
+    let mut command = espalier_command(&root(), &format!("explain {arguments}"));
     // As wide as the page shows it.
     command.env("COLUMNS", "120").output().unwrap()
 }
@@ -53,7 +53,7 @@ fn the_mixture_of_a_run_is_printed() {
     assert!(stdout(&output).contains(&format!("run file: {by}: ")), "{}", stdout(&output));
     assert_eq!(figures(&format!("{run} --ranks 2"))["run"]["layers"][0]["by"], "data");
     assert!(figures("runs/alexnet.toml --ranks 2")["run"].is_null());
-    let output = espalier(&root(), ["train", run, "--dry-run"]);
+    let output = espalier(&root(), &format!("train {run} --dry-run"));
     assert_contains(&stdout(&output), &[&format!("per layer: {by}\n"), "activation all-to-all"]);
 }
 

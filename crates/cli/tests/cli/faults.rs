@@ -10,21 +10,11 @@ use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
 
 use crate::lease::Lease;
-use crate::{TINY, TestDir, command, json, refused, stderr, succeeded, train_in};
+use crate::{DIVERGING, TINY, TestDir, command, ended, json, refused, said, stderr, succeeded, train_in};
 
 /// Settings of a run that is long enough to be killed, and saves often enough to be killed while it does.
-pub const LONG: [&str; 10] = [
-    "--set",
-    "train.steps=60",
-    "--set",
-    "model.width=64",
-    "--set",
-    "train.log_every=1",
-    "--set",
-    "checkpoint.every=2",
-    "--set",
-    "model.dropout=0.1",
-];
+pub const LONG: &str = "--set train.steps=60 --set model.width=64 --set train.log_every=1 --set checkpoint.every=2 \
+                        --set model.dropout=0.1";
 
 /// A number below `n` that differs from run to run; whoever uses it says what it was where a test fails.
 pub fn random(n: u64) -> u64 {
@@ -61,36 +51,38 @@ pub fn assert_complete(run: &Path) {
     }
 }
 
-fn start(folder: &Path, arguments: &[&str]) -> Child {
+/// Starts a run, whose output is kept.
+pub fn start(folder: &Path, arguments: &str) -> Child {
     let mut command = command(folder, arguments);
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-fn uninterrupted(folder: &Path, more: &[&str]) -> serde_json::Value {
-    let output =
-        succeeded(train_in(folder, TINY, &[&LONG[..], &["--json", "--out", "whole"], more].concat()));
+fn uninterrupted(folder: &Path, more: &str) -> serde_json::Value {
+    let output = succeeded(train_in(folder, TINY, &format!("{LONG} --json --out whole {more}")));
     json(&output.stdout)["weights_hash"].clone()
 }
 
 #[test]
 fn a_killed_run_leaves_whole_checkpoints_and_goes_on_with_the_same_bits() {
     // Each rank writes its shard of kept weights.
-    let sharded = ["--ranks", "2", "--set", "parallel.zero=3", "--set", "prune.method=random"];
-    for ranks in [&["--ranks", "1"][..], &["--ranks", "2"], &sharded] {
+    let sharded = "--ranks 2 --set parallel.zero=3 --set prune.method=random";
+    for ranks in ["--ranks 1", "--ranks 2", sharded] {
         let folder = TestDir::new();
         let expected = uninterrupted(&folder, ranks);
-        let arguments = [&LONG[..], &["--json", "--out", "broken"], ranks].concat();
+        let arguments = format!("{LONG} --json --out broken {ranks}");
         let run = folder.join("broken");
         let (first, second) = (1 + random(20), 30 + random(20));
-        for (step, resume) in [(first, &[][..]), (second, &["--resume"])] {
-            let mut child = start(&folder, &[&arguments[..], resume].concat());
+        for (step, resume) in [(first, ""), (second, "--resume")] {
+            let mut child = start(&folder, &format!("{arguments} {resume}"));
             wait_for_step(&run, step);
             kill("-KILL", child.id());
             assert_eq!(child.wait().unwrap().code(), None, "killed at {first} and {second}");
             assert_complete(&run);
         }
-        let output = succeeded(command(&folder, &[&arguments[..], &["--resume"]].concat()).output().unwrap());
-        assert!(stderr(&output).contains("resumed after step"), "{}", stderr(&output));
+        let output = said(
+            command(&folder, &format!("{arguments} --resume")).output().unwrap(),
+            &["resumed after step"],
+        );
         assert_eq!(json(&output.stdout)["weights_hash"], expected, "killed at {first} and {second}");
     }
 }
@@ -110,7 +102,7 @@ fn child_of(process: u32, before: Option<u32>) -> u32 {
 }
 
 /// Kills the run of a process that restarts it, at as many steps as are given.
-fn killed_at(steps: &[u64], folder: &Path, arguments: &[&str]) -> Output {
+fn killed_at(steps: &[u64], folder: &Path, arguments: &str) -> Output {
     let child = start(folder, arguments);
     let mut run = None;
     for step in steps {
@@ -125,9 +117,9 @@ fn killed_at(steps: &[u64], folder: &Path, arguments: &[&str]) -> Output {
 fn a_run_that_falls_over_is_restarted_as_often_as_it_may() {
     for ranks in ["1", "2"] {
         let folder = TestDir::new();
-        let ranks = ["--ranks", ranks];
+        let ranks = format!("--ranks {ranks}");
         let expected = uninterrupted(&folder, &ranks);
-        let arguments = [&LONG[..], &["--json", "--out", "broken", "--max-restarts", "2"], &ranks].concat();
+        let arguments = format!("{LONG} --json --out broken --max-restarts 2 {ranks}");
         let steps = [3 + random(20), 30 + random(20)];
         let output = killed_at(&steps, &folder, &arguments);
         let text = stderr(&output);
@@ -146,7 +138,7 @@ fn a_run_that_falls_over_is_restarted_as_often_as_it_may() {
 #[test]
 fn restarts_come_to_an_end_and_are_not_for_mistakes() {
     let folder = TestDir::with_run_file();
-    let arguments = [&LONG[..], &["--out", "broken", "--max-restarts", "1"]].concat();
+    let arguments = format!("{LONG} --out broken --max-restarts 1");
     let output = killed_at(&[3, 20], &folder, &arguments);
     assert_eq!(output.status.code(), Some(128 + 9), "{}", stderr(&output));
     assert!(
@@ -155,17 +147,12 @@ fn restarts_come_to_an_end_and_are_not_for_mistakes() {
         stderr(&output)
     );
 
-    let text = refused(train_in(&folder, "nonsense", &["--max-restarts", "3"]), &[]);
+    let text = refused(train_in(&folder, "nonsense", "--max-restarts 3"), &[]);
     assert_eq!(text.lines().count(), 1, "{text}");
-    let diverging = ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd"];
-    let output = train_in(
-        &folder,
-        TINY,
-        &[&diverging[..], &["--set", "train.steps=30", "--max-restarts", "3"]].concat(),
-    );
+    let output = train_in(&folder, TINY, &format!("{DIVERGING} --max-restarts 3"));
     assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
     assert!(!stderr(&output).contains("restart"), "{}", stderr(&output));
-    let mut launched = command(&folder, &["--max-restarts", "3"]);
+    let mut launched = command(&folder, "--max-restarts 3");
     let text = refused(
         launched.env("OMPI_COMM_WORLD_SIZE", "2").env("OMPI_COMM_WORLD_RANK", "0").output().unwrap(),
         &[],
@@ -179,17 +166,14 @@ fn restarts_come_to_an_end_and_are_not_for_mistakes() {
 #[test]
 fn a_stop_reaches_the_run_through_the_process_that_restarts_it() {
     let folder = TestDir::with_run_file();
-    let arguments =
-        [&LONG[..], &["--out", "broken", "--max-restarts", "1"], &["--set", "train.steps=100000"]];
-    let child = start(&folder, &arguments.concat());
+    let arguments = format!("{LONG} --out broken --max-restarts 1 --set train.steps=100000");
+    let child = start(&folder, &arguments);
     wait_for_step(&folder.join("broken"), 2);
     kill("-INT", child.id());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
-    assert!(stderr(&output).contains("interrupted and saved"), "{}", stderr(&output));
+    ended(child.wait_with_output().unwrap(), 130, &["interrupted and saved"]);
 
     // Where the one that waits is killed, the run does not go on alone.
-    let mut child = start(&folder, &[&arguments.concat()[..], &["--resume"]].concat());
+    let mut child = start(&folder, &format!("{arguments} --resume"));
     let run = child_of(child.id(), None);
     wait_for_step(&folder.join("broken"), 10);
     kill("-KILL", child.id());
@@ -204,12 +188,13 @@ fn a_stop_reaches_the_run_through_the_process_that_restarts_it() {
 #[test]
 fn a_run_that_is_restarted_before_its_first_checkpoint_has_the_weights_it_started_from() {
     let at = &TestDir::new();
-    uninterrupted(at, &[]);
-    let from =
-        [&LONG[..], &["--set", "checkpoint.every=1000", "--from", "whole", "--json", "--out"]].concat();
-    let expected = succeeded(train_in(at, TINY, &[&from[..], &["tuned"]].concat()));
-    let output = succeeded(killed_at(&[3], at, &[&from[..], &["broken", "--max-restarts", "1"]].concat()));
-    assert!(stderr(&output).contains("note: the run starts from the weights of "), "{}", stderr(&output));
+    uninterrupted(at, "");
+    let from = format!("{LONG} --set checkpoint.every=1000 --from whole --json --out");
+    let expected = succeeded(train_in(at, TINY, &format!("{from} tuned")));
+    let output = said(
+        killed_at(&[3], at, &format!("{from} broken --max-restarts 1")),
+        &["note: the run starts from the weights of "],
+    );
     assert_eq!(json(&output.stdout)["weights_hash"], json(&expected.stdout)["weights_hash"]);
 }
 
@@ -219,12 +204,11 @@ fn a_run_that_is_restarted_before_its_first_checkpoint_has_the_weights_it_starte
 fn a_run_whose_starter_has_ended_before_it_does_not_begin() {
     let folder = TestDir::new();
     let nobody = (i32::MAX - 1).to_string();
-    let output = train_in(&folder, TINY, &["--supervised", &nobody, "--out", "run"]);
-    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    ended(train_in(&folder, TINY, &format!("--supervised {nobody} --out run")), 130, &[]);
     assert!(!folder.join("run").exists());
     let own = std::process::id().to_string();
     fs::create_dir(folder.join("run")).unwrap();
-    succeeded(train_in(&folder, TINY, &["--supervised", &own, "--out", "run"]));
+    succeeded(train_in(&folder, TINY, &format!("--supervised {own} --out run")));
 }
 
 /// Rank 0 hangs where it opens a file, as on a disk that no longer answers: the other names it, and the
@@ -236,9 +220,9 @@ fn a_run_ends_although_a_rank_hangs() {
         let metrics = folder.join("broken/metrics.jsonl");
         fs::create_dir(folder.join("broken")).unwrap();
         let Some(_lease) = Lease::on(&metrics) else { return };
-        let arguments = ["--ranks", "2", "--out", "broken", "--max-restarts", restarts];
-        let limit = ["--set", "parallel.timeout_s=1"];
-        let output = train_in(&folder, TINY, &[&arguments[..], &limit].concat());
+        let arguments = format!("--ranks 2 --out broken --max-restarts {restarts}");
+        let limit = "--set parallel.timeout_s=1";
+        let output = train_in(&folder, TINY, &format!("{arguments} {limit}"));
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(3), "{text}");
         let named = text.matches("error: rank 1 failed: rank 1 waited 1.0 s for rank 0 in ").count();

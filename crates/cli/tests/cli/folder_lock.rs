@@ -1,24 +1,18 @@
 //! Run folders: one process at a time writes to one, and runs that are started at once get one each.
 
 use std::fs;
-use std::process::{Child, Stdio};
+use std::process::Child;
 
-use crate::faults::{LONG, kill, wait_for_step};
+use crate::faults::{LONG, kill, start, wait_for_step};
 use crate::{TINY, TestDir, command, json_of, refused, stderr, train_in};
 
-const ENDLESS: [&str; 4] = ["--out", "run", "--set", "train.steps=1000000"];
-
-fn start(folder: &std::path::Path, arguments: &[&str]) -> Child {
-    let mut command = command(folder, arguments);
-    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
+const ENDLESS: &str = "--out run --set train.steps=1000000";
 
 #[test]
 fn six_runs_started_at_once_get_six_folders() {
     let folder = TestDir::with_run_file();
-    let plain: &[&str] = &["--json"];
-    let kinds = [plain, plain, plain, &["--json", "--ranks", "2"], plain, &["--json", "--max-restarts", "1"]];
-    let runs: Vec<Child> = kinds.iter().map(|kind| start(&folder, kind)).collect();
+    let kinds = ["", "", "", "--ranks 2", "", "--max-restarts 1"];
+    let runs: Vec<Child> = kinds.iter().map(|kind| start(&folder, &format!("--json {kind}"))).collect();
     let mut folders: Vec<String> = Vec::new();
     for run in runs {
         folders.push(json_of(run.wait_with_output().unwrap())["run"].as_str().unwrap().into());
@@ -35,17 +29,11 @@ fn six_runs_started_at_once_get_six_folders() {
 fn a_second_process_is_refused_until_the_first_has_ended() {
     let folder = TestDir::with_run_file();
     let run = folder.join("run");
-    let mut first = start(&folder, &[&LONG[..], &ENDLESS].concat());
+    let mut first = start(&folder, &format!("{LONG} {ENDLESS}"));
     wait_for_step(&run, 3);
     let metrics = fs::metadata(run.join("metrics.jsonl")).unwrap().len();
-    for more in [
-        &[][..],
-        &["--resume"],
-        &["--resume", "--max-restarts", "1"],
-        &["--resume", "--ranks", "2"],
-        &["--resume", "--dry-run"],
-    ] {
-        let second = command(&folder, &[&LONG[..], &ENDLESS, more].concat()).output().unwrap();
+    for more in ["", "--resume", "--resume --max-restarts 1", "--resume --ranks 2", "--resume --dry-run"] {
+        let second = command(&folder, &format!("{LONG} {ENDLESS} {more}")).output().unwrap();
         assert_eq!(second.status.code(), Some(2), "{more:?}: {}", stderr(&second));
         let errors: Vec<_> =
             stderr(&second).lines().filter(|l| l.starts_with("error: ")).map(String::from).collect();
@@ -59,7 +47,7 @@ fn a_second_process_is_refused_until_the_first_has_ended() {
     assert!(fs::metadata(run.join("metrics.jsonl")).unwrap().len() >= metrics, "it was not touched");
     kill("-KILL", first.id());
     first.wait().unwrap();
-    let output = command(&folder, &[&LONG[..], &["--out", "run", "--resume"]].concat()).output().unwrap();
+    let output = command(&folder, &format!("{LONG} --out run --resume")).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 }
 
@@ -68,10 +56,9 @@ fn a_second_process_is_refused_until_the_first_has_ended() {
 #[test]
 fn a_restarted_run_holds_its_folder() {
     let folder = TestDir::with_run_file();
-    let mut first = start(&folder, &[&LONG[..], &ENDLESS, &["--max-restarts", "1"]].concat());
+    let mut first = start(&folder, &format!("{LONG} {ENDLESS} --max-restarts 1"));
     wait_for_step(&folder.join("run"), 3);
-    let second =
-        refused(command(&folder, &[&LONG[..], &ENDLESS, &["--resume"]].concat()).output().unwrap(), &[]);
+    let second = refused(command(&folder, &format!("{LONG} {ENDLESS} --resume")).output().unwrap(), &[]);
     assert!(second.contains(&format!("process {} ", first.id())), "{second}");
     kill("-TERM", first.id());
     assert_eq!(first.wait().unwrap().code(), Some(130));
@@ -80,7 +67,7 @@ fn a_restarted_run_holds_its_folder() {
 #[test]
 fn a_run_that_does_not_begin_leaves_nothing() {
     let folder = TestDir::new();
-    for arguments in [&["--from", "nowhere"][..], &["--from", "nowhere", "--max-restarts", "2"]] {
+    for arguments in ["--from nowhere", "--from nowhere --max-restarts 2"] {
         refused(train_in(&folder, TINY, arguments), &[]);
         assert!(!folder.join("out").exists(), "{arguments:?}");
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::{TINY, TestDir, command, json, stderr, succeeded, train_in};
+use crate::{TINY, TestDir, command, json, said, set, stderr, train_in};
 
 /// The last step of which a checkpoint is there.
 fn last_step(folder: &Path) -> Option<u64> {
@@ -15,35 +15,28 @@ fn last_step(folder: &Path) -> Option<u64> {
 
 #[test]
 fn whenever_a_run_is_killed_its_checkpoints_are_whole() {
-    killed(&["parallel.zero=true"], &[]);
+    killed("parallel.zero=true", "");
 }
 
 /// The same where each rank writes its shards of kept weights.
 #[test]
 fn whenever_a_run_of_sharded_weights_is_killed_its_checkpoints_are_whole() {
-    killed(&["parallel.zero=3"], &["prune.method=magnitude", "prune.sparsity=0.8"]);
+    killed("parallel.zero=3", "prune.method=magnitude prune.sparsity=0.8");
 }
 
 /// Kills a run on two and four ranks in turn, and goes on with a single one; the rest of the settings is that
 /// of all of them.
-fn killed(on_ranks: &[&str], settings: &[&str]) {
+fn killed(on_ranks: &str, settings: &str) {
     let folder = TestDir::new();
     let checkpoints = folder.join("out/checkpoints");
     fs::write(folder.join("run.toml"), TINY).unwrap();
-    let settings = [settings, &["checkpoint.every=1", "train.eval_samples=0"]].concat();
-    let with = |settings: &[&str]| -> Vec<String> {
-        settings.iter().flat_map(|setting| ["--set".to_owned(), (*setting).to_owned()]).collect()
-    };
-    let (alone, settings) =
-        (with(&settings), with(&[&settings[..], on_ranks, &["train.steps=100000"]].concat()));
-    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
+    let alone = set(&format!("{settings} checkpoint.every=1 train.eval_samples=0"));
+    let settings = format!("{alone} {}", set(&format!("{on_ranks} train.steps=100000")));
     let mut reached = 0;
     for kill in 0..6 {
         let ranks = ["2", "4"][kill % 2];
-        let mut arguments = [&["--out", "out", "--ranks", ranks], &settings[..]].concat();
-        if kill > 0 {
-            arguments.push("--resume");
-        }
+        let resume = if kill > 0 { "--resume" } else { "" };
+        let arguments = format!("--out out --ranks {ranks} {settings} {resume}");
         let mut run =
             command(&folder, &arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         while last_step(&checkpoints).is_none_or(|step| step <= reached) {
@@ -59,14 +52,8 @@ fn killed(on_ranks: &[&str], settings: &[&str]) {
         assert!(!stderr(&output).contains("the one before it is used"), "{}", stderr(&output));
         reached = last_step(&checkpoints).unwrap();
     }
-    let end = format!("train.steps={}", reached + 2);
-    let alone: Vec<&str> = alone.iter().map(String::as_str).collect();
-    let output = succeeded(train_in(
-        &folder,
-        TINY,
-        &[&["--out", "out", "--resume", "--json", "--set", &end], &alone[..]].concat(),
-    ));
-    assert!(stderr(&output).contains(&format!("resumed after step {reached}")), "{}", stderr(&output));
+    let end = format!("--out out --resume --json --set train.steps={} {alone}", reached + 2);
+    let output = said(train_in(&folder, TINY, &end), &[&format!("resumed after step {reached}")]);
     assert_eq!(json(&output.stdout)["steps"], reached + 2);
     let left: Vec<_> = fs::read_dir(&checkpoints).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::lease::Lease;
-use crate::{TINY, TestDir, command, espalier, json, stderr, succeeded, train_in};
+use crate::{TINY, TestDir, command, ended, espalier, json, stderr, succeeded, train_in};
 
 /// The lines that a log of `text` has of a rank, without their times.
 fn of_rank(text: &str, rank: usize) -> Vec<&str> {
@@ -18,7 +18,7 @@ fn of_rank(text: &str, rank: usize) -> Vec<&str> {
 #[test]
 fn each_rank_tells_its_actions_and_what_it_waits_for_before_it_does() {
     let folder = TestDir::new();
-    let arguments = ["--json", "--out", "a", "--ranks", "2", "--log", "debug"];
+    let arguments = "--json --out a --ranks 2 --log debug";
     let output = succeeded(train_in(&folder, TINY, &arguments));
     assert_eq!(json(&output.stdout)["steps"], 4);
     let text = stderr(&output);
@@ -52,9 +52,9 @@ fn each_rank_tells_its_actions_and_what_it_waits_for_before_it_does() {
 #[test]
 fn a_pipeline_names_who_sends_and_a_file_takes_it_all() {
     let folder = TestDir::new();
-    let set = ["--set", "model.layers=2", "--set", "parallel.pipeline=2", "--set", "train.micro_batches=2"];
-    let log = ["--out", "a", "--log", "trace", "--log-file", "a.log"];
-    let output = succeeded(train_in(&folder, TINY, &[&set[..], &log[..]].concat()));
+    let set = "--set model.layers=2 --set parallel.pipeline=2 --set train.micro_batches=2";
+    let log = "--out a --log trace --log-file a.log";
+    let output = succeeded(train_in(&folder, TINY, &format!("{set} {log}")));
     assert!(!stderr(&output).contains("DEBUG"), "{}", stderr(&output));
     let text = fs::read_to_string(folder.join("a.log")).unwrap();
     let lines = of_rank(&text, 1);
@@ -66,8 +66,8 @@ fn a_pipeline_names_who_sends_and_a_file_takes_it_all() {
     has("step 1: done: a0<0, after ", " ms");
     has("step 1: done: receive (tag ", " after it began");
     // Started again, a run goes on in its file.
-    let resumed = ["--out", "a", "--resume", "--log", "info", "--log-file", "a.log"];
-    succeeded(train_in(&folder, TINY, &[&set[..], &resumed[..]].concat()));
+    let resumed = "--out a --resume --log info --log-file a.log";
+    succeeded(train_in(&folder, TINY, &format!("{set} {resumed}")));
     let longer = fs::read_to_string(folder.join("a.log")).unwrap();
     assert!(longer.starts_with(&text) && longer.len() > text.len(), "{longer}");
 }
@@ -75,14 +75,14 @@ fn a_pipeline_names_who_sends_and_a_file_takes_it_all() {
 #[test]
 fn pruning_and_a_run_that_may_be_restarted_are_logged_too() {
     let folder = TestDir::new();
-    let arguments = ["--out", "a", "--max-restarts", "1", "--log", "info", "--log-file", "a.log"];
+    let arguments = "--out a --max-restarts 1 --log info --log-file a.log";
     succeeded(train_in(&folder, TINY, &arguments));
     let text = fs::read_to_string(folder.join("a.log")).unwrap();
     assert_eq!(text.matches("INFO  the run has ended\n").count(), 1, "{text}");
     assert!(!text.contains("rank 0"), "one rank alone has no number: {text}");
 
     let prune = "prune a --method magnitude --sparsity 0.5 -o b --log info";
-    let output = succeeded(espalier(&folder, prune.split(' ')));
+    let output = succeeded(espalier(&folder, prune));
     let text = stderr(&output);
     for landmark in
         ["asks the pruning method after 0 steps", "pruned before step 5: ", "step-000004 is written"]
@@ -100,10 +100,9 @@ fn the_last_lines_of_a_run_that_hangs_say_in_what() {
     let folder = TestDir::new();
     fs::create_dir(folder.join("a")).unwrap();
     let Some(_lease) = Lease::on(&folder.join("a/metrics.jsonl")) else { return };
-    let arguments = ["--ranks", "2", "--out", "a", "--set", "parallel.timeout_s=1"];
-    let log = ["--log", "debug", "--log-file", "a.log"];
-    let output = train_in(&folder, TINY, &[&arguments[..], &log[..]].concat());
-    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    let arguments = "--ranks 2 --out a --set parallel.timeout_s=1";
+    let log = "--log debug --log-file a.log";
+    ended(train_in(&folder, TINY, &format!("{arguments} {log}")), 3, &[]);
     let text = fs::read_to_string(folder.join("a.log")).unwrap();
     assert_eq!(of_rank(&text, 0).last(), Some(&"writes into a"), "{text}");
     let [.., waits, fails] = of_rank(&text, 1)[..] else { panic!("{text}") };
@@ -114,24 +113,21 @@ fn the_last_lines_of_a_run_that_hangs_say_in_what() {
 #[test]
 fn nothing_is_logged_unless_asked_and_what_is_asked_wrongly_gets_a_sentence() {
     let folder = TestDir::new();
-    let output = succeeded(train_in(&folder, TINY, &["--out", "a", "--ranks", "2"]));
+    let output = succeeded(train_in(&folder, TINY, "--out a --ranks 2"));
     for level in ["ERROR", "WARN", "INFO", "DEBUG", "TRACE", "rank 1"] {
         assert!(!stderr(&output).contains(level), "{}", stderr(&output));
     }
-    let refused = |arguments: &[&str], sentence: &str| {
+    let refused = |arguments: &str, sentence: &str| {
         let output = command(&folder, arguments).output().unwrap();
         assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(2), sentence));
     };
     refused(
-        &["--log", "loud"],
+        "--log loud",
         "error: invalid value 'loud' for '--log <LEVEL>' [possible values: error, warn, info, debug, trace]\n",
     );
+    refused("--log-file a.log", "error: the following required arguments were not provided: --log <LEVEL>\n");
     refused(
-        &["--log-file", "a.log"],
-        "error: the following required arguments were not provided: --log <LEVEL>\n",
-    );
-    refused(
-        &["--log", "info", "--log-file", "none/a.log"],
+        "--log info --log-file none/a.log",
         "error: none/a.log: the log cannot be written: No such file or directory (os error 2)\n",
     );
 }

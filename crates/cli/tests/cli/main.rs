@@ -43,7 +43,6 @@ mod tokenize;
 mod train;
 mod unheard;
 
-use std::ffi::OsStr;
 use std::fs;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -91,7 +90,7 @@ impl TestDir {
     /// With a run of four steps in `run`.
     pub fn trained() -> TestDir {
         let folder = TestDir::new();
-        succeeded(train_in(&folder, TINY, &["--out", "run"]));
+        succeeded(train_in(&folder, TINY, "--out run"));
         folder
     }
 }
@@ -115,32 +114,40 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The command `espalier ARGUMENTS`, to be run in `folder`.
-pub fn espalier_command<S: AsRef<OsStr>>(folder: &Path, arguments: impl IntoIterator<Item = S>) -> Command {
+/// The command `espalier ARGUMENTS`, which spaces divide, to be run in `folder`.
+pub fn espalier_command(folder: &Path, arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).args(arguments);
+    command.current_dir(folder).args(arguments.split_whitespace());
     command
 }
 
 /// Runs `espalier ARGUMENTS` in `folder`.
-pub fn espalier<S: AsRef<OsStr>>(folder: &Path, arguments: impl IntoIterator<Item = S>) -> Output {
+pub fn espalier(folder: &Path, arguments: &str) -> Output {
     espalier_command(folder, arguments).output().unwrap()
 }
 
 /// Writes `run.toml` into `folder` and runs `espalier train run.toml ARGUMENTS` there.
-pub fn train_in(folder: &Path, run_file: &str, arguments: &[&str]) -> Output {
+pub fn train_in(folder: &Path, run_file: &str, arguments: &str) -> Output {
     fs::write(folder.join("run.toml"), run_file).unwrap();
     command(folder, arguments).output().unwrap()
 }
 
 /// The command `espalier train run.toml ARGUMENTS`, to be run in `folder`.
-pub fn command(folder: &Path, arguments: &[&str]) -> Command {
-    espalier_command(folder, ["train", "run.toml"].iter().chain(arguments))
+pub fn command(folder: &Path, arguments: &str) -> Command {
+    espalier_command(folder, &format!("train run.toml {arguments}"))
 }
+
+/// `--set FIELD=VALUE` for each of these fields, which spaces divide.
+pub fn set(fields: &str) -> String {
+    fields.split_whitespace().map(|field| format!("--set {field} ")).collect()
+}
+
+/// Settings with which a run diverges.
+pub const DIVERGING: &str = "--set learning_rate.peak=1e38 --set optimizer.name=sgd --set train.steps=30";
 
 /// What `espalier doctor --json` finds.
 pub fn doctor() -> Value {
-    json_of(espalier(Path::new("."), ["doctor", "--json"]))
+    json_of(espalier(Path::new("."), "doctor --json"))
 }
 
 /// What has succeeded.
@@ -148,6 +155,13 @@ pub fn doctor() -> Value {
 pub fn succeeded(output: Output) -> Output {
     assert!(output.status.success(), "{}", stderr(&output));
     output
+}
+
+/// What has succeeded, and has said all of these on standard error.
+#[track_caller]
+pub fn said(output: Output, words: &[&str]) -> Output {
+    assert_contains(&stderr(&output), words);
+    succeeded(output)
 }
 
 /// The JSON of what has succeeded.
@@ -159,8 +173,14 @@ pub fn json_of(output: Output) -> Value {
 /// What was said by what has found a mistake in its input; all of these are in it.
 #[track_caller]
 pub fn refused(output: Output, words: &[&str]) -> String {
+    ended(output, 2, words)
+}
+
+/// What was said by what has ended with an exit code; all of these are in it.
+#[track_caller]
+pub fn ended(output: Output, code: i32, words: &[&str]) -> String {
     let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(output.status.code(), Some(code), "{text}");
     assert_contains(&text, words);
     text
 }
@@ -172,6 +192,16 @@ pub fn refused_in_a_sentence(output: Output, words: &[&str]) -> String {
     let text = refused(output, words);
     assert!(text.starts_with("error: ") && text.lines().count() == 1, "{text}");
     text
+}
+
+/// The same where something else may have been said before: the last line is the sentence.
+#[track_caller]
+pub fn refused_at_last(output: Output, words: &[&str]) -> String {
+    let text = refused(output, words);
+    let last = text.lines().last().unwrap_or_default();
+    assert!(last.starts_with("error: "), "{text}");
+    assert_contains(last, words);
+    last.to_owned()
 }
 
 /// All of these are in a text.

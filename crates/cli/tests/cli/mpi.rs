@@ -13,7 +13,10 @@ use espalier_testing::{Need, skipped};
 use serde_json::Value;
 
 use crate::faults::{LONG, assert_complete, kill, random, wait_for_step};
-use crate::{TestDir, command, json, json_of, pipeline, refused, stderr, succeeded};
+use crate::{
+    DIVERGING, TestDir, ended, espalier, espalier_command, json, json_of, pipeline, refused, root, said, set,
+    stderr, succeeded,
+};
 
 const GPT: &str = r#"
     seed = 4
@@ -26,22 +29,12 @@ const GPT: &str = r#"
     [data]
     kind = "arithmetic"
     count = 400
-    [train]
-    batch = 8
-    log_every = 1
-    eval_samples = 4
-    [optimizer]
-    name = "adamw"
     [learning_rate]
     peak = 1e-3
-    [checkpoint]
-    last = false
-    [device]
-    kind = "cpu"
 "#;
 
-/// The same of a resnet8, on images of 16 x 16, at a rate at which an activation that rounding moves across
-/// the kink of a ReLU does not show.
+/// Images of 16 x 16, at a rate at which an activation that rounding moves across the kink of a ReLU does not
+/// show.
 const RESNET8: &str = r#"
     seed = 4
     [model]
@@ -50,14 +43,18 @@ const RESNET8: &str = r#"
     kind = "shapes"
     size = 16
     count = 100
+    [learning_rate]
+    peak = 1e-5
+"#;
+
+/// What both have in common.
+const TRAINING: &str = r#"
     [train]
     batch = 8
     log_every = 1
     eval_samples = 4
     [optimizer]
     name = "adamw"
-    [learning_rate]
-    peak = 1e-5
     [checkpoint]
     last = false
     [device]
@@ -88,10 +85,10 @@ pub fn mpirun() -> Option<Command> {
 }
 
 /// The command `mpirun -n RANKS espalier train run.toml ARGUMENTS`, to be run in `folder`.
-pub fn mpi_command(ranks: usize, folder: &Path, arguments: &[&str]) -> Option<Command> {
+pub fn mpi_command(ranks: usize, folder: &Path, arguments: &str) -> Option<Command> {
     let mut command = mpirun()?;
     command.current_dir(folder).args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_espalier")]);
-    command.args(["train", "run.toml"]).args(arguments);
+    command.args(["train", "run.toml"]).args(arguments.split_whitespace());
     Some(command)
 }
 
@@ -108,55 +105,69 @@ fn trained(folder: &Path, out: &str, output: &Output) -> (Vec<f64>, Value) {
 /// order of ranks.
 fn processes_train_as_threads_and_as_one_rank(run_file: &str, learns: bool) {
     let folder = TestDir::new();
-    fs::write(folder.join("run.toml"), run_file).unwrap();
-    let pruned = ["--set", "prune.method=magnitude", "--set", "prune.sparsity=0.9"];
+    fs::write(folder.join("run.toml"), format!("{run_file}{TRAINING}")).unwrap();
+    let pruned = "--set prune.method=magnitude --set prune.sparsity=0.9";
     let steps = if espalier_testing::long() { 100 } else { 40 };
-    for (how, settings) in [("dense", &[][..]), ("pruned", &pruned)] {
-        let run = |out: &str, command: &mut Command| {
-            command.args(settings).args(["--set", &format!("train.steps={steps}"), "--json", "--out", out]);
-            trained(&folder, out, &command.output().unwrap())
-        };
-        let (one, _) = run(&format!("{how}-1"), &mut command(&folder, &[]));
+    for (how, settings) in [("dense", ""), ("pruned", pruned)] {
+        let arguments = format!("train run.toml {settings} --set train.steps={steps}");
+        let alone = format!("{arguments} --json --out {how}-1");
+        let (one, _) = trained(&folder, &format!("{how}-1"), &espalier(&folder, &alone));
         assert_eq!(one.len(), steps);
         assert!(!learns || one[steps - 1] < one[0], "{how}: it learns");
         for ranks in [2, 4] {
-            let Some(mut launched) = mpi_command(ranks, &folder, &[]) else { return };
-            let (losses, by_mpi) = run(&format!("{how}-mpi-{ranks}"), &mut launched);
+            let name = format!("{how}-{ranks}");
+            let threads = format!("--ranks {ranks}");
+            let Some((losses, [by_mpi, _])) = same_bits(&folder, &name, ranks, &arguments, &threads) else {
+                return;
+            };
             let apart = one.iter().zip(&losses).map(|(a, b)| (a - b).abs() / a).fold(0.0, f64::max);
             assert!(losses.len() == steps && apart < 1e-6, "{how} on {ranks} ranks: {apart:e} apart");
-            let number = ranks.to_string();
-            let mut threads = command(&folder, &["--ranks", &number]);
-            let (losses_of_threads, by_threads) = run(&format!("{how}-threads-{ranks}"), &mut threads);
-            assert_eq!(by_mpi["weights_hash"], by_threads["weights_hash"], "{how} on {ranks} ranks");
-            assert_eq!(losses, losses_of_threads, "{how} on {ranks} ranks");
-            assert_eq!(by_mpi["bytes_sent"], by_threads["bytes_sent"], "{how} on {ranks} ranks");
             assert_eq!(by_mpi["layout"]["data"], ranks, "left out, it is the number of processes");
         }
     }
+}
+
+/// Runs `espalier ARGUMENTS` as so many processes, and as one with threads of which `threads` says the same:
+/// the same bits, of which the losses and both summaries are returned.
+fn same_bits(
+    folder: &Path,
+    name: &str,
+    ranks: usize,
+    arguments: &str,
+    threads: &str,
+) -> Option<(Vec<f64>, [Value; 2])> {
+    let mut launched = mpirun()?;
+    launched.args(["-n", &ranks.to_string(), env!("CARGO_BIN_EXE_espalier")]);
+    let run = |mut command: Command, how: &str, more: &str| {
+        let out = format!("{name}-{how}");
+        let words = format!("{arguments} {more} --json --out {out}");
+        trained(folder, &out, &command.current_dir(folder).args(words.split_whitespace()).output().unwrap())
+    };
+    let (losses, by_mpi) = run(launched, "mpi", "");
+    let (losses_of_threads, by_threads) = run(espalier_command(folder, ""), "threads", threads);
+    assert_eq!(losses, losses_of_threads, "{name}");
+    for field in ["weights_hash", "bytes_sent"] {
+        assert_eq!(by_mpi[field], by_threads[field], "{name}: {field}");
+    }
+    Some((losses, [by_mpi, by_threads]))
 }
 
 /// Weights in shards (ZeRO-3), dense and pruned: the bits of threads, and what these send.
 #[test]
 fn sharded_weights_are_gathered_in_processes() {
     let folder = TestDir::new();
-    fs::write(folder.join("run.toml"), GPT).unwrap();
+    fs::write(folder.join("run.toml"), format!("{GPT}{TRAINING}")).unwrap();
     for (how, ranks, settings) in [
-        ("dense", 2, &[][..]),
-        ("pruned", 4, &["--set", "prune.method=snip", "--set", "prune.sparsity=0.9"]),
-        ("stages", 4, &["--set", "parallel.pipeline=2", "--set", "train.micro_batches=2"]),
+        ("dense", 2, ""),
+        ("pruned", 4, "--set prune.method=snip --set prune.sparsity=0.9"),
+        ("stages", 4, STAGES),
     ] {
-        let run = |out: &str, command: &mut Command| {
-            command.args(settings).args(["--set", "parallel.zero=3", "--set", "train.steps=8", "--json"]);
-            trained(&folder, out, &command.args(["--out", out]).output().unwrap())
+        let arguments = format!("train run.toml {settings} --set parallel.zero=3 --set train.steps=8");
+        let threads = format!("--ranks {ranks}");
+        let Some((_, [by_mpi, by_threads])) = same_bits(&folder, how, ranks, &arguments, &threads) else {
+            return;
         };
-        let Some(mut launched) = mpi_command(ranks, &folder, &[]) else { return };
-        let (losses, by_mpi) = run(&format!("{how}-mpi"), &mut launched);
-        let mut threads = command(&folder, &["--ranks", &ranks.to_string()]);
-        let (losses_of_threads, by_threads) = run(&format!("{how}-threads"), &mut threads);
-        assert_eq!(losses, losses_of_threads, "{how}");
-        for field in ["weights_hash", "bytes_sent", "validation"] {
-            assert_eq!(by_mpi[field], by_threads[field], "{how}: {field}");
-        }
+        assert_eq!(by_mpi["validation"], by_threads["validation"], "{how}");
         let all = by_mpi["memory"]["weights"]["measured"].as_u64().unwrap();
         assert_eq!(Some(all), by_mpi["memory"]["weights"]["predicted"].as_u64(), "{how}");
     }
@@ -166,7 +177,7 @@ fn sharded_weights_are_gathered_in_processes() {
 #[test]
 fn each_process_logs_under_its_rank() {
     let folder = TestDir::with_run_file();
-    let arguments = ["--out", "a", "--log", "debug", "--log-file", "a.log"];
+    let arguments = "--out a --log debug --log-file a.log";
     let Some(mut launched) = mpi_command(2, &folder, &arguments) else { return };
     succeeded(launched.output().unwrap());
     for rank in 0..2 {
@@ -200,18 +211,9 @@ fn a_resnet_learns_the_same_in_processes() {
 fn every_schedule_runs_in_processes() {
     let folder = TestDir::new();
     for schedule in pipeline::ALL {
-        let run = |mut command: Command, out: &str| {
-            command.args(pipeline::small(schedule)).args(["--json", "--out", out]);
-            let output = command.current_dir(&folder).output().unwrap();
-            trained(&folder, out, &output)
+        let Some((_, [by_mpi, _])) = same_bits(&folder, schedule, 2, &pipeline::small(schedule), "") else {
+            return;
         };
-        let Some(mut launched) = mpirun() else { return };
-        launched.args(["-n", "2", env!("CARGO_BIN_EXE_espalier")]);
-        let (losses, by_mpi) = run(launched, &format!("{schedule}-mpi"));
-        let threads = Command::new(env!("CARGO_BIN_EXE_espalier"));
-        let (losses_of_threads, by_threads) = run(threads, &format!("{schedule}-threads"));
-        assert_eq!(losses, losses_of_threads, "{schedule}");
-        assert_eq!(by_mpi["weights_hash"], by_threads["weights_hash"], "{schedule}");
         assert_eq!(by_mpi["layout"]["schedule"], schedule);
     }
 }
@@ -220,53 +222,27 @@ fn every_schedule_runs_in_processes() {
 /// bits of threads.
 #[test]
 fn cut_layers_run_in_processes() {
-    const TEXT: &[&str] = &[
-        "train.steps=4",
-        "train.log_every=1",
-        "train.eval_samples=8",
-        "model.width=16",
-        "model.context=16",
-        "learning_rate.warmup=1",
-    ];
-    const IMAGES: &[&str] = &[
-        "train.epochs=1",
-        "train.log_every=1",
-        "data.count=160",
-        "train.batch=32",
-        "train.eval_every=2",
-        "learning_rate.warmup=1",
-    ];
-    const TILES: &[&str] = &["parallel.tensor=1", "parallel.spatial=2"];
+    const TEXT: &str = "train.steps=4 train.eval_samples=8 model.width=16 model.context=16";
+    const IMAGES: &str = "train.epochs=1 data.count=160 train.batch=32 train.eval_every=2";
+    let tiles = format!("{IMAGES} parallel.tensor=1 parallel.spatial=2");
     let folder = TestDir::new();
-    for (name, settings, others) in [
-        ("tensor", TEXT, &[][..]),
-        ("spatial", IMAGES, &[]),
-        ("integrated", IMAGES, &[]),
-        ("integrated", IMAGES, TILES),
+    for (name, file, settings) in [
+        ("tensor", "tensor", TEXT),
+        ("spatial", "spatial", IMAGES),
+        ("integrated", "integrated", IMAGES),
+        ("tiles", "integrated", &tiles),
     ] {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runs").join(name).with_extension("toml");
-        let out = |how: &str| format!("{name}-{}-{how}", others.len());
-        let run = |mut command: Command, out: &str| {
-            command.arg("train").arg(&file).args(["--json", "--out", out]);
-            command.args(settings.iter().chain(others).flat_map(|set| ["--set", set]));
-            trained(&folder, out, &command.current_dir(&folder).output().unwrap())
-        };
-        let Some(mut launched) = mpirun() else { return };
-        launched.args(["-n", "2", env!("CARGO_BIN_EXE_espalier")]);
-        let (losses, by_mpi) = run(launched, &out("mpi"));
-        let (losses_of_threads, by_threads) =
-            run(Command::new(env!("CARGO_BIN_EXE_espalier")), &out("threads"));
+        let settings = set(&format!("{settings} train.log_every=1 learning_rate.warmup=1"));
+        let arguments = format!("train {}/runs/{file}.toml {settings}", root().display());
+        let Some((losses, _)) = same_bits(&folder, name, 2, &arguments, "") else { return };
         assert!(losses.len() >= 4, "{name}: {losses:?}");
-        assert_eq!(losses, losses_of_threads, "{name} {others:?}");
-        assert_eq!(by_mpi["weights_hash"], by_threads["weights_hash"], "{name} {others:?}");
-        assert_eq!(by_mpi["bytes_sent"], by_threads["bytes_sent"], "{name} {others:?}");
     }
 }
 
 #[test]
 fn rank_0_speaks_and_writes() {
     let folder = TestDir::with_run_file();
-    let Some(mut command) = mpi_command(4, &folder, &["--json"]) else { return };
+    let Some(mut command) = mpi_command(4, &folder, "--json") else { return };
     let output = succeeded(command.output().unwrap());
     assert_eq!(json(&output.stdout)["run"], "out/run");
     let text = stderr(&output);
@@ -278,9 +254,8 @@ fn rank_0_speaks_and_writes() {
     assert_eq!(metrics.lines().filter(|line| line.contains("\"lr\"")).count(), 1, "{metrics}");
 
     // A stop and a resume by another number of processes.
-    let more = ["--out", "out/run", "--resume", "--json", "--set", "train.steps=8"];
-    let output = succeeded(mpi_command(2, &folder, &more).unwrap().output().unwrap());
-    assert!(stderr(&output).contains("resumed after step 4"), "{}", stderr(&output));
+    let more = "--out out/run --resume --json --set train.steps=8";
+    let output = said(mpi_command(2, &folder, &more).unwrap().output().unwrap(), &["resumed after step 4"]);
     assert_eq!(json(&output.stdout)["steps"], 8);
 }
 
@@ -288,20 +263,17 @@ fn rank_0_speaks_and_writes() {
 #[test]
 fn mistakes_and_divergence_read_as_on_one_rank() {
     let folder = TestDir::with_run_file();
-    let Some(mut wrong) = mpi_command(2, &folder, &["--ranks", "4"]) else { return };
+    let Some(mut wrong) = mpi_command(2, &folder, "--ranks 4") else { return };
     let sentence = "error: `parallel`: the mesh of data 4 takes 4 ranks, but 2 were started; start 4, or set `data` to 2";
     refused(wrong.output().unwrap(), &[sentence]);
     assert!(!folder.join("out").exists(), "nothing is left behind");
 
-    let resume = ["--resume", "--out", "nowhere"];
+    let resume = "--resume --out nowhere";
     let text = refused(mpi_command(2, &folder, &resume).unwrap().output().unwrap(), &[]);
     assert_eq!(text.matches("no run here to resume").count(), 1, "{text}");
 
-    let diverging =
-        ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=30"];
-    let output = mpi_command(2, &folder, &diverging).unwrap().output().unwrap();
-    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
-    assert_eq!(stderr(&output).matches("error: the run diverged").count(), 1, "{}", stderr(&output));
+    let text = ended(mpi_command(2, &folder, DIVERGING).unwrap().output().unwrap(), 4, &[]);
+    assert_eq!(text.matches("error: the run diverged").count(), 1, "{text}");
 }
 
 /// Marks the processes of one test.
@@ -323,7 +295,7 @@ fn marked(mark: &str) -> Vec<(u32, Option<usize>)> {
 
 /// Starts four ranks, sends one of them a signal at a step, and returns what came of it and what was said.
 /// All ranks are connected by then, and the launcher has to end the job by itself.
-fn struck(signal: &str, rank: usize, step: u64, folder: &Path, settings: &[&str]) -> Option<Output> {
+fn struck(signal: &str, rank: usize, step: u64, folder: &Path, settings: &str) -> Option<Output> {
     let moment = || wait_for_step(&folder.join("broken"), step);
     let Struck { output, launcher_hung } = struck_after(moment, signal, rank, folder, settings)?;
     assert!(!launcher_hung, "the launcher did not end the job within {LAUNCHER:?}: {}", stderr(&output));
@@ -347,10 +319,10 @@ fn struck_after(
     signal: &str,
     rank: usize,
     folder: &Path,
-    settings: &[&str],
+    settings: &str,
 ) -> Option<Struck> {
     let mark = format!("{}-{signal}-{}", std::process::id(), random(1_000_000));
-    let mut command = mpi_command(4, folder, &[&LONG[..], settings].concat())?;
+    let mut command = mpi_command(4, folder, &format!("{LONG} {settings}"))?;
     command.env(MARK, &mark).stdout(Stdio::piped()).stderr(Stdio::piped());
     let job = command.spawn().unwrap();
     let begin = Instant::now();
@@ -386,20 +358,20 @@ fn struck_after(
 
 /// A rank that is killed ends the run, which goes on from its last checkpoint with the bits of never having
 /// been killed.
-fn goes_on_after_a_kill(layout: &[&str]) {
+fn goes_on_after_a_kill(layout: &str) {
     let folder = TestDir::with_run_file();
     // Four processes on few cores take long for a step.
-    const FEWER: [&str; 2] = ["--set", "train.steps=48"];
-    let out = |name: &'static str| [&LONG[..], &FEWER, layout, &["--json", "--out", name]].concat();
+    const FEWER: &str = "--set train.steps=48";
+    let out = |name: &str| format!("{LONG} {FEWER} {layout} --json --out {name}");
     let Some(mut uninterrupted) = mpi_command(4, &folder, &out("whole")) else { return };
     let uninterrupted = succeeded(uninterrupted.output().unwrap());
     let (rank, step) = (random(4) as usize, 1 + random(30));
-    let settings = [&FEWER, layout, &["--out", "broken"]].concat();
+    let settings = format!("{FEWER} {layout} --out broken");
     let output = struck("-KILL", rank, step, &folder, &settings).unwrap();
     assert!(!output.status.success(), "rank {rank} was killed at step {step}: {}", stderr(&output));
     assert!(stderr(&output).to_lowercase().contains("killed"), "the launcher says so: {}", stderr(&output));
     assert_complete(&folder.join("broken"));
-    let resume = [&out("broken")[..], &["--resume"]].concat();
+    let resume = format!("{} --resume", out("broken"));
     assert_eq!(
         json_of(mpi_command(4, &folder, &resume).unwrap().output().unwrap())["weights_hash"],
         json(&uninterrupted.stdout)["weights_hash"],
@@ -409,23 +381,22 @@ fn goes_on_after_a_kill(layout: &[&str]) {
 
 #[test]
 fn a_run_goes_on_after_a_replica_was_killed() {
-    goes_on_after_a_kill(&[]);
+    goes_on_after_a_kill("");
 }
 
 #[test]
 fn a_run_goes_on_after_a_stage_was_killed() {
-    goes_on_after_a_kill(&STAGES);
+    goes_on_after_a_kill(STAGES);
 }
 
 /// Two stages of two replicas.
-const STAGES: [&str; 4] = ["--set", "parallel.pipeline=2", "--set", "train.micro_batches=2"];
+const STAGES: &str = "--set parallel.pipeline=2 --set train.micro_batches=2";
 
 /// A rank that no longer answers, as one whose machine is gone: the launcher notices nothing, the time limit
 /// does.
-fn is_named_when_the_time_limit_is_over(layout: &[&str]) {
+fn is_named_when_the_time_limit_is_over(layout: &str) {
     let folder = TestDir::with_run_file();
-    let settings = ["--out", "broken", "--set", "parallel.timeout_s=2", "--set", "train.steps=100000"];
-    let settings = [layout, &settings].concat();
+    let settings = format!("{layout} --out broken --set parallel.timeout_s=2 --set train.steps=100000");
     let Some(output) = struck("-STOP", 2, 5, &folder, &settings) else { return };
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     let text = stderr(&output);
@@ -442,12 +413,12 @@ fn is_named_when_the_time_limit_is_over(layout: &[&str]) {
 
 #[test]
 fn a_replica_that_hangs_is_named() {
-    is_named_when_the_time_limit_is_over(&[]);
+    is_named_when_the_time_limit_is_over("");
 }
 
 #[test]
 fn a_stage_that_hangs_is_named() {
-    is_named_when_the_time_limit_is_over(&STAGES);
+    is_named_when_the_time_limit_is_over(STAGES);
 }
 
 /// Before its first step a rank is waited for by MPI itself, which has no limit: in its start, and where
@@ -457,7 +428,7 @@ fn a_rank_that_stops_before_its_first_step_is_given_up() {
     let folder = TestDir::with_run_file();
     for (run, wait) in [0, 30, 100].into_iter().enumerate() {
         let out = format!("stopped-{run}");
-        let settings = ["--out", &out, "--set", "parallel.timeout_s=2", "--set", "train.steps=100000"];
+        let settings = format!("--out {out} --set parallel.timeout_s=2 --set train.steps=100000");
         let moment = || std::thread::sleep(Duration::from_millis(wait));
         let Some(Struck { output, launcher_hung }) = struck_after(moment, "-STOP", 2, &folder, &settings)
         else {

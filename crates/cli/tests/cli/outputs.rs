@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::Command;
 
 use serde_json::Value;
 
-use crate::{TINY, TestDir, doctor, espalier, json, json_of, stderr, train_in};
+use crate::{
+    DIVERGING, TINY, TestDir, doctor, ended, espalier, espalier_command, json, set, succeeded, train_in,
+};
 
 const PAGE: &str = include_str!("../../../../docs/outputs.md");
 
@@ -74,35 +75,23 @@ fn metrics(run: &Path) -> Vec<Value> {
 #[test]
 fn the_tables_are_what_runs_write() {
     let at = &TestDir::new();
-    let text = [
-        "prune.method=early-bird",
-        "prune.every=1",
-        "prune.window=2",
-        "train.noise_scale=true",
-        "train.micro_batches=2",
-        "train.log_every=1",
-    ];
-    let text: Vec<&str> = text.iter().flat_map(|setting| ["--set", setting]).collect();
-    let files = ["--json", "--out", "text", "--trace", "trace.json", "--ranks", "2"];
-    let text = train_in(at, TINY, &[&files[..], &text[..]].concat());
-    assert_eq!(text.status.code(), Some(0), "{}", stderr(&text));
+    let pruned = "prune.method=early-bird prune.every=1 prune.window=2";
+    let pruned = set(&format!("{pruned} train.noise_scale=true train.micro_batches=2 train.log_every=1"));
+    let files = "--json --out text --trace trace.json --ranks 2";
+    let text = succeeded(train_in(at, TINY, &format!("{files} {pruned}")));
     let images =
         "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\ncount = 32\n[train]\nsteps = 1\nbatch = 4\n";
-    let images = train_in(at, images, &["--json", "--out", "images"]);
-    assert_eq!(images.status.code(), Some(0), "{}", stderr(&images));
-    let bad = ["learning_rate.peak=1e38", "optimizer.name=sgd", "train.steps=30"];
-    let bad: Vec<&str> = bad.iter().flat_map(|setting| ["--set", setting]).collect();
-    let bad = train_in(at, TINY, &[&["--out", "bad"], &bad[..]].concat());
-    assert_eq!(bad.status.code(), Some(4), "{}", stderr(&bad));
+    let images = succeeded(train_in(at, images, "--json --out images"));
+    ended(train_in(at, TINY, &format!("--out bad {DIVERGING}")), 4, &["diverged"]);
     let state = |run: &str| {
-        let listed = espalier(at, ["runs", run, "--json"]);
+        let listed = espalier(at, &format!("runs {run} --json"));
         json(&listed.stdout)["runs"][0]["state"].clone()
     };
     assert_eq!((state("bad"), state("text")), ("diverged".into(), "finished".into()));
-    let planned = train_in(at, TINY, &["--dry-run", "--json"]);
+    let planned = train_in(at, TINY, "--dry-run --json");
     let tiles = "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\ncount = 32\n[train]\nsteps = 1\nbatch = 4\n\
                  [parallel]\nspatial = 2\n";
-    let tiles = train_in(at, tiles, &["--dry-run", "--json", "--out", "tiles"]);
+    let tiles = train_in(at, tiles, "--dry-run --json --out tiles");
 
     let lines: Vec<Value> = ["text", "images", "bad"].iter().flat_map(|run| metrics(&at.join(run))).collect();
     compare("metrics.jsonl", &lines);
@@ -118,25 +107,6 @@ fn the_tables_are_what_runs_write() {
     let rows = table("The run folder");
     folder.retain(|name| !rows.contains(name));
     assert!(folder.is_empty(), "docs/outputs.md lacks {folder:?}");
-}
-
-#[test]
-fn the_table_of_schedules_is_what_they_print() {
-    let schedule = |name: &str| {
-        let arguments = ["schedule", name, "--stages", "2", "--micro-batches", "4", "--json"];
-        json_of(espalier(Path::new("."), arguments))
-    };
-    compare("espalier schedule --json", &[schedule("1f1b"), schedule("pipedream")]);
-}
-
-#[test]
-fn the_table_of_verifying_is_what_it_prints() {
-    let folder = TestDir::new();
-    let trained = train_in(&folder, TINY, &["--out", "run", "--set", "checkpoint.every=2"]);
-    assert_eq!(trained.status.code(), Some(0), "{}", stderr(&trained));
-    fs::write(folder.join("run/checkpoints/step-000004/model.safetensors"), "").unwrap();
-    let output = espalier(&folder, ["verify", "run", "--json"]);
-    compare("espalier verify --json", &[json(&output.stdout)]);
 }
 
 /// What a machine lacks has a reason, and what it has none: no row is idle on both kinds.
@@ -159,16 +129,11 @@ fn the_table_of_exit_codes_is_the_promise() {
     let codes: Vec<i32> = table("Exit codes").iter().map(|code| code.parse().unwrap()).collect();
     assert_eq!(codes, [0, 1, 2, 3, 4, 130]);
     // 0 and 4 are seen above, 130 where signals are; 1 is never meant to be.
-    let code = |arguments: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-        command
-            .args(arguments)
-            .stdout(File::options().write(true).open("/dev/full").unwrap())
-            .output()
-            .unwrap()
-            .status
+    let code = |arguments: &str| {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        espalier_command(Path::new("."), arguments).stdout(full).output().unwrap().status
     };
-    let schedule = ["schedule", "1f1b", "--stages", "2", "--micro-batches", "4", "--actions"];
-    assert_eq!(code(&schedule).code(), Some(3), "a disk that is full");
-    assert_eq!(code(&["train", "no-such-file.toml"]).code(), Some(2));
+    let schedule = "schedule 1f1b --stages 2 --micro-batches 4 --actions";
+    assert_eq!(code(schedule).code(), Some(3), "a disk that is full");
+    assert_eq!(code("train no-such-file.toml").code(), Some(2));
 }

@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use crate::{TINY, TestDir, espalier, refused, stderr};
+use crate::{TINY, TestDir, espalier, refused, refused_at_last, succeeded};
 
 #[test]
 fn files_of_others_are_not_written_over() {
@@ -24,21 +24,16 @@ fn files_of_others_are_not_written_over() {
     for (command, name, what) in commands {
         let (command, file) = (format!("{command} {name}"), at.join(name));
         fs::write(&file, icon).unwrap();
-        let refused = espalier(at, command.split(' '));
-        assert_eq!(refused.status.code(), Some(2), "{command}: {}", stderr(&refused));
         let expected = format!("error: {name}: a file is here that is no {what}: choose another name, or ");
         // A benchmark may have warned before.
-        let last = stderr(&refused).lines().last().unwrap_or_default().to_owned();
-        assert!(last.starts_with(&expected), "{command}: {last}");
+        refused_at_last(espalier(at, &command), &[&expected]);
         assert_eq!(fs::read_to_string(&file).unwrap(), icon, "{command}");
 
         let before = fs::metadata(&file).unwrap().ino();
-        let forced = espalier(at, format!("{command} --force").split(' '));
-        assert!(forced.status.success(), "{command}: {}", stderr(&forced));
+        succeeded(espalier(at, &format!("{command} --force")));
         assert_ne!(fs::metadata(&file).unwrap().ino(), before, "{command}: it was put in its place at once");
         // What is ours is written anew without a word.
-        let again = espalier(at, command.split(' '));
-        assert!(again.status.success(), "{command}: {}", stderr(&again));
+        succeeded(espalier(at, &command));
     }
     let left: Vec<_> = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left.len(), 5, "nothing half-written is left: {left:?}");
@@ -53,7 +48,7 @@ fn the_run_file_itself_is_not_written_over() {
     std::os::unix::fs::symlink("run.toml", at.join("link.toml")).unwrap();
     for name in ["run.toml", "./run.toml", "link.toml"] {
         let plan = format!("plan run.toml --cluster this-machine --gpus 2 --apply {name}");
-        refused(espalier(at, plan.split(' ')), &["it is the run file that is planned for"]);
+        refused(espalier(at, &plan), &["it is the run file that is planned for"]);
         assert_eq!(fs::read_to_string(at.join("run.toml")).unwrap(), text);
     }
 }

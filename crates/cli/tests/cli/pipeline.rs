@@ -1,31 +1,21 @@
 //! `runs/pipeline.toml`: every schedule, as a person runs it.
 
 use std::fs;
-use std::path::Path;
 
 use espalier_train::RunSummary;
 use espalier_train::run::trace::TraceFile;
 use serde_json::Value;
 
-use crate::{TestDir, espalier, json, json_of, refused, stderr};
+use crate::{TestDir, espalier, json, json_of, refused, root, set, stderr};
 
 pub const ALL: [&str; 9] =
     ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "chimera-doubling", "zb-h1", "axonn"];
 
 /// The run file of the repository, on a model small enough for a test.
-pub fn small(schedule: &str) -> Vec<String> {
-    let run_file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../runs/pipeline.toml");
-    let set = [
-        format!("parallel.schedule={schedule}"),
-        "train.steps=4".into(),
-        "train.eval_every=2".into(),
-        "train.eval_samples=8".into(),
-        "model.width=16".into(),
-        "model.context=16".into(),
-        "learning_rate.warmup=1".into(),
-    ];
-    let set = set.into_iter().flat_map(|set| ["--set".to_owned(), set]);
-    ["train".to_owned(), run_file.display().to_string()].into_iter().chain(set).collect()
+pub fn small(schedule: &str) -> String {
+    let fields = "train.steps=4 train.eval_every=2 train.eval_samples=8 model.width=16 model.context=16 learning_rate.warmup=1";
+    let settings = set(&format!("parallel.schedule={schedule} {fields}"));
+    format!("train {}/runs/pipeline.toml {settings}", root().display())
 }
 
 #[test]
@@ -34,12 +24,8 @@ fn every_schedule_runs_from_the_run_file_and_writes_its_timeline() {
     let mut losses = Vec::new();
     for schedule in ALL {
         let trace = folder.join(format!("{schedule}.json"));
-        let mut arguments = small(schedule);
-        let out = folder.join(schedule);
-        arguments.extend(
-            ["--out", out.to_str().unwrap(), "--trace", trace.to_str().unwrap(), "--json"].map(String::from),
-        );
-        let output = espalier(Path::new("."), &arguments);
+        let arguments = format!("{} --out {schedule} --trace {schedule}.json --json", small(schedule));
+        let output = espalier(&folder, &arguments);
         assert!(output.status.success(), "{schedule}: {}", stderr(&output));
         let summary: RunSummary = serde_json::from_value(json(&output.stdout)).unwrap();
         assert_eq!((summary.layout.pipeline, summary.layout.schedule.as_deref()), (2, Some(schedule)));
@@ -65,20 +51,15 @@ fn every_schedule_runs_from_the_run_file_and_writes_its_timeline() {
 fn a_pipeline_goes_on_from_the_checkpoint_of_another_layout() {
     let folder = TestDir::new();
     let out = folder.join("run");
-    let run = |more: &[&str]| {
-        let mut arguments = small("1f1b");
-        arguments.extend(["--out", out.to_str().unwrap(), "--json"].map(String::from));
-        arguments.extend(more.iter().map(ToString::to_string));
-        json_of(espalier(Path::new("."), &arguments))
+    let run = |more: &str| {
+        let decay = "--set learning_rate.decay_steps=6";
+        json_of(espalier(&folder, &format!("{} --out run --json {decay} {more}", small("1f1b"))))
     };
-    let uninterrupted = run(&["--set", "train.steps=6", "--set", "learning_rate.decay_steps=6"]);
+    let uninterrupted = run("--set train.steps=6");
     fs::remove_dir_all(&out).unwrap();
-    let decay = ["--set", "learning_rate.decay_steps=6"];
-    run(&[&decay[..], &["--set", "train.steps=2"]].concat());
-    run(&[&decay[..], &["--resume", "--set", "train.steps=4", "--set", "parallel.pipeline=3"]].concat());
-    let chimera =
-        ["--resume", "--set", "train.steps=6", "--set", "parallel.schedule=chimera", "--ranks", "4"];
-    let last = run(&[&decay[..], &chimera].concat());
+    run("--set train.steps=2");
+    run("--resume --set train.steps=4 --set parallel.pipeline=3");
+    let last = run("--resume --set train.steps=6 --set parallel.schedule=chimera --ranks 4");
     let loss = |summary: &Value| summary["loss"].as_f64().unwrap();
     assert!(
         (loss(&last) / loss(&uninterrupted) - 1.0).abs() < 1e-5,
@@ -94,29 +75,24 @@ fn a_pipeline_goes_on_from_the_checkpoint_of_another_layout() {
 #[test]
 fn a_schedule_of_ones_own_runs() {
     let folder = TestDir::new();
-    let espalier = |arguments: &[&str]| espalier(&folder, arguments);
     let mine = folder.join("mine.txt");
     let order = "pipeline 0 1\nmicro-batches 4\nF0 F1 B0 F2 B1 F3 B2 B3\nF0 B0 F1 B1 F2 B2 F3 B3\n";
     fs::write(&mine, order).unwrap();
-    let run = |more: &[&str]| {
-        let arguments: Vec<String> = small("1f1b");
-        let words: Vec<&str> = arguments.iter().map(String::as_str).chain(more.iter().copied()).collect();
-        espalier(&words)
-    };
-    let named = json(&run(&["--json", "--out", "named"]).stdout);
+    let run = |more: &str| espalier(&folder, &format!("{} {more}", small("1f1b")));
+    let named = json(&run("--json --out named").stdout);
     let file = format!("parallel.schedule_file={}", mine.display());
-    let from_file = json_of(run(&["--json", "--out", "mine", "--set", &file]));
+    let from_file = json_of(run(&format!("--json --out mine --set {file}")));
     assert_eq!(from_file["weights_hash"], named["weights_hash"]);
     // The first rank holds both ends of the model: what no named schedule has.
     let bent = "name there-and-back\npipeline 0 1 1 0\nF0.0 F1.0 F0.1 B0.1 F1.1 B1.1 B0.0 B1.0\n\
                 F0.0 F0.1 F1.0 F1.1 B0.1 B0.0 B1.1 B1.0\n";
     fs::write(folder.join("bent.txt"), bent).unwrap();
-    let two = ["--json", "--set", "train.micro_batches=2", "--set"];
-    let straight = json(&run(&[&two[..], &["parallel.schedule=1f1b", "--out", "straight"]].concat()).stdout);
+    let two = "--json --set train.micro_batches=2 --set";
+    let straight = json(&run(&format!("{two} parallel.schedule=1f1b --out straight")).stdout);
     let file_of_bent = format!("parallel.schedule_file={}", folder.join("bent.txt").display());
-    let bent = json_of(run(&[&two[..], &[&file_of_bent, "--out", "bent"]].concat()));
+    let bent = json_of(run(&format!("{two} {file_of_bent} --out bent")));
     assert_eq!(bent["layout"]["schedule"], "there-and-back");
     let loss = |summary: &Value| summary["loss"].as_f64().unwrap();
     assert!((loss(&bent) / loss(&straight) - 1.0).abs() < 1e-6, "{} {}", loss(&bent), loss(&straight));
-    refused(run(&["--set", &file, "--set", "train.micro_batches=8"]), &["is for 2 ranks, 4 micro-batches"]);
+    refused(run(&format!("--set {file} --set train.micro_batches=8")), &["is for 2 ranks, 4 micro-batches"]);
 }

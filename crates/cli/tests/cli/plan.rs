@@ -1,21 +1,26 @@
 //! `espalier plan`: published shares of peak, the contract's fields, run files that it writes, and mistakes.
 
 use std::fs;
+use std::path::Path;
 use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{TestDir, espalier, json_of, refused, root, stderr, stdout, succeeded};
+use crate::{TestDir, espalier, json_of, refused, refused_in_a_sentence, root, stderr, stdout, succeeded};
 
 const GPT3: &str = "runs/gpt3-13b.toml --cluster summit";
 
 /// Runs with words divided by spaces.
 fn plan(arguments: &str) -> Output {
-    espalier(&root(), ["plan"].into_iter().chain(arguments.split(' ')))
+    espalier(&root(), &format!("plan {arguments}"))
 }
 
 fn figures(arguments: &str) -> Value {
     json_of(plan(&format!("{arguments} --json")))
+}
+
+fn dry_run(run_file: &Path) -> Value {
+    json_of(espalier(&root(), &format!("train --dry-run --json {}", run_file.display())))
 }
 
 /// Singh & Bhatele 2023, table of GPT-3 13B: the search finds the stages itself.
@@ -91,8 +96,7 @@ fn what_is_applied_is_what_train_takes() {
     succeeded(plan(&format!("runs/hello.toml --gpus 2 --apply {}", file.display())));
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("[parallel]"), "{text}");
-    let layout =
-        &json_of(espalier(&root(), ["train", "--dry-run", "--json", file.to_str().unwrap()]))["layout"];
+    let layout = &dry_run(&file)["layout"];
     let axes = ["data", "pipeline", "tensor"].map(|axis| layout[axis].as_u64().unwrap());
     assert_eq!(axes.iter().product::<u64>(), 2, "{layout}");
 }
@@ -106,8 +110,7 @@ fn an_applied_plan_is_predicted_by_its_own_cluster() {
     let asked =
         format!("runs/hello.toml --cluster dgx-h100 --gpus 2 --layout data=2 --apply {}", file.display());
     let seconds = figures(&asked)["candidates"][0]["step_seconds"].as_f64().unwrap();
-    let dry = espalier(&root(), ["train", "--dry-run", "--json", file.to_str().unwrap()]);
-    let predicted = &json_of(dry)["predicted"];
+    let predicted = &dry_run(&file)["predicted"];
     assert_eq!(predicted["cluster"], "dgx-h100");
     assert!((predicted["step_ms"].as_f64().unwrap() / (1e3 * seconds) - 1.0).abs() < 1e-9, "{predicted}");
     // A file is found from anywhere.
@@ -116,8 +119,7 @@ fn an_applied_plan_is_predicted_by_its_own_cluster() {
     let asked =
         format!("runs/hello.toml --cluster {} --gpus 2 --force --apply {}", own.display(), file.display());
     succeeded(plan(&asked));
-    let dry = json_of(espalier(&root(), ["train", "--dry-run", "--json", file.to_str().unwrap()]));
-    assert_eq!(dry["predicted"]["cluster"], own.display().to_string());
+    assert_eq!(dry_run(&file)["predicted"]["cluster"], own.display().to_string());
 }
 
 /// 32 layers at 64k tokens: one sample fills an H100, so that blocks run again, no more of them than must.
@@ -335,15 +337,13 @@ fn mistakes_get_one_sentence() {
             "error: `train.precision` is bf16, which V100 16 GB does not compute in",
         ),
     ] {
-        let stderr = refused(plan(arguments), &[]);
-        assert!(stderr.contains(sentence), "{arguments}: {stderr}");
-        assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
+        refused_in_a_sentence(plan(arguments), &[sentence]);
     }
 }
 
 #[test]
 fn what_fits_nowhere_hears_what_would_do() {
-    let stderr = refused(plan(&format!("{GPT3} --gpus 4 --engine samo --set train.batch=16")), &[]);
-    assert!(stderr.contains("`model` does not fit on 4 devices of 15.0 GB"), "{stderr}");
+    let output = plan(&format!("{GPT3} --gpus 4 --engine samo --set train.batch=16"));
+    let stderr = refused(output, &["`model` does not fit on 4 devices of 15.0 GB"]);
     assert!(stderr.contains("8 devices would do") || stderr.contains("16 devices would do"), "{stderr}");
 }

@@ -4,43 +4,41 @@ use std::path::Path;
 use std::process::Output;
 
 use crate::{
-    TINY, TestDir, assert_contains, espalier, json, json_of, refused, refused_in_a_sentence, stderr,
-    succeeded, train_in,
+    TINY, TestDir, assert_contains, espalier, json, json_of, refused, refused_in_a_sentence, said, set,
+    stderr, succeeded, train_in,
 };
 
-fn prune(folder: &Path, arguments: &[&str]) -> Output {
-    espalier(folder, [&["prune"], arguments].concat())
+fn prune(folder: &Path, arguments: &str) -> Output {
+    espalier(folder, &format!("prune {arguments}"))
 }
 
 #[test]
 fn weights_of_another_precision_are_taken() {
     let at = &TestDir::new();
-    let run =
-        |out: &str, more: &[&str]| json_of(train_in(at, TINY, &[&["--out", out, "--json"], more].concat()));
+    let run = |out: &str, more: &str| json_of(train_in(at, TINY, &format!("--out {out} --json {more}")));
     // A rate of zero leaves the weights as they were taken.
-    let still = ["--set", "optimizer.weight_decay=0", "--set", "learning_rate.peak=1e-30"];
-    let bf16 = [&["--set", "train.precision=bf16"][..], &still].concat();
-    run("exact", &[]);
-    let rounded = run("rounded", &[&["--from", "exact"], &bf16[..]].concat());
-    let widened = run("widened", &[&["--from", "rounded"], &still[..]].concat());
-    let again = run("again", &[&["--from", "widened"], &bf16[..]].concat());
+    let still = "--set optimizer.weight_decay=0 --set learning_rate.peak=1e-30";
+    let bf16 = format!("--set train.precision=bf16 {still}");
+    run("exact", "");
+    let rounded = run("rounded", &format!("--from exact {bf16}"));
+    let widened = run("widened", &format!("--from rounded {still}"));
+    let again = run("again", &format!("--from widened {bf16}"));
     // Rounding what was widened changes nothing, on one rank or several.
     assert_eq!(rounded["weights_hash"], again["weights_hash"]);
-    let ranks = run("ranks", &[&["--from", "exact", "--ranks", "2"], &bf16[..]].concat());
+    let ranks = run("ranks", &format!("--from exact --ranks 2 {bf16}"));
     assert_eq!(rounded["weights_hash"], ranks["weights_hash"]);
     assert_ne!(rounded["weights_hash"], widened["weights_hash"]);
     let loss = |of: &serde_json::Value| of["validation"]["loss"].as_f64().unwrap();
     assert!((loss(&rounded) - loss(&widened)).abs() < 0.02 * loss(&widened));
     // A run goes on in its own precision.
-    refused(train_in(at, TINY, &["--out", "exact", "--resume", "--set", "train.precision=bf16"]), &[]);
+    refused(train_in(at, TINY, "--out exact --resume --set train.precision=bf16"), &[]);
 }
 
 #[test]
 fn a_checkpoint_is_pruned_and_trains_on() {
     let at = &TestDir::new();
-    succeeded(train_in(at, TINY, &["--out", "dense", "--set", "train.log_every=1"]));
-    let summary =
-        json_of(prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.75", "-o", "thin", "--json"]));
+    succeeded(train_in(at, TINY, "--out dense --set train.log_every=1"));
+    let summary = json_of(prune(at, "dense --method magnitude --sparsity 0.75 -o thin --json"));
     assert_eq!((summary["sparsity"].as_f64(), summary["steps"].as_u64()), (Some(0.75), Some(4)));
     assert!(summary["state_bytes"]["mask"].as_f64().unwrap() > 0.1);
     // What the whole model reached is not its own.
@@ -52,14 +50,14 @@ fn a_checkpoint_is_pruned_and_trains_on() {
     assert!(best("dense").is_f64() && best("thin").is_null(), "{} {}", best("dense"), best("thin"));
 
     // Whenever the run file would have pruned, a checkpoint is pruned now.
-    let late = ["dense", "--method", "magnitude", "--set", "prune.at=3", "-o", "late-thin", "--json"];
+    let late = "dense --method magnitude --set prune.at=3 -o late-thin --json";
     assert_eq!(json(&prune(at, &late).stdout)["steps"], 4);
 
     // Its state went with it: the run can be resumed, and stays pruned.
     let resumed = succeeded(train_in(
         at,
         &std::fs::read_to_string(at.join("thin/run.toml")).unwrap(),
-        &["--out", "thin", "--resume", "--json", "--set", "train.steps=8"],
+        "--out thin --resume --json --set train.steps=8",
     ));
     assert_eq!(json(&resumed.stdout)["sparsity"], 0.75);
     assert!(
@@ -69,10 +67,10 @@ fn a_checkpoint_is_pruned_and_trains_on() {
     );
 
     // Weights and masks alone can start another run, whatever its optimizer.
-    let fresh = ["--out", "other", "--from", "thin", "--json", "--set", "optimizer.name=sgd"];
+    let fresh = "--out other --from thin --json --set optimizer.name=sgd";
     // Without [prune], what counts as prunable are the embeddings too.
     assert!(json_of(train_in(at, TINY, &fresh))["sparsity"].as_f64().unwrap() > 0.3);
-    let from_dense = ["--out", "late", "--from", "dense", "--json", "--set", "prune.method=random"];
+    let from_dense = "--out late --from dense --json --set prune.method=random";
     let sparsity = json(&train_in(at, TINY, &from_dense).stdout)["sparsity"].as_f64().unwrap();
     assert!((sparsity - 0.9).abs() < 1e-3, "{sparsity}");
 }
@@ -80,37 +78,32 @@ fn a_checkpoint_is_pruned_and_trains_on() {
 #[test]
 fn what_cannot_be_pruned_is_said_in_one_sentence() {
     let at = &TestDir::new();
-    succeeded(train_in(at, TINY, &["--out", "dense"]));
-    succeeded(prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.9", "-o", "thin"]));
-    let twice =
-        ["dense", "--method", "magnitude", "--sparsity", "0.5", "--set", "prune.sparsity=0.9", "-o", "x"];
-    let other = ["dense", "--method", "magnitude", "--set", "prune.method=random", "-o", "x"];
-    let cases: [(&[&str], &str); 12] = [
-        (&twice, "`--sparsity` sets `prune.sparsity` to 0.5, but --set sets it to 0.9"),
-        (&other, "`--method` sets `prune.method` to \"magnitude\", but --set sets it to \"random\""),
-        (&["nowhere", "--method", "magnitude", "-o", "x"], "nowhere: there is no such folder"),
-        (&["dense", "--method", "magnitud", "-o", "x"], "did you mean `magnitude`?"),
-        (&["dense", "--method", "magnitude", "--sparsity", "1.0", "-o", "x"], "a number in [0, 1)"),
-        (&["dense", "--method", "magnitude", "--sparsity=-0.5", "-o", "x"], "a number in [0, 1)"),
-        (&["dense", "--method", "magnitude", "--sparsity", "-0.5", "-o", "x"], "a number in [0, 1)"),
-        (&["run.toml", "--method", "magnitude", "-o", "x"], "neither a checkpoint"),
-        (&["dense", "--method", "gradual", "-o", "x"], "which prunes during training"),
-        (&["dense", "--method", "lottery", "-o", "x"], "which prunes during training"),
-        (&["thin", "--method", "magnitude", "--sparsity", "0.5", "-o", "x"], "pruned already to 0.9"),
-        (&["dense", "--method", "magnitude", "-o", "thin"], "there is a run here already"),
+    succeeded(train_in(at, TINY, "--out dense"));
+    succeeded(prune(at, "dense --method magnitude --sparsity 0.9 -o thin"));
+    let twice = "dense --method magnitude --sparsity 0.5 --set prune.sparsity=0.9 -o x";
+    let other = "dense --method magnitude --set prune.method=random -o x";
+    let cases: [(&str, &str); 12] = [
+        (twice, "`--sparsity` sets `prune.sparsity` to 0.5, but --set sets it to 0.9"),
+        (other, "`--method` sets `prune.method` to \"magnitude\", but --set sets it to \"random\""),
+        ("nowhere --method magnitude -o x", "nowhere: there is no such folder"),
+        ("dense --method magnitud -o x", "did you mean `magnitude`?"),
+        ("dense --method magnitude --sparsity 1.0 -o x", "a number in [0, 1)"),
+        ("dense --method magnitude --sparsity=-0.5 -o x", "a number in [0, 1)"),
+        ("dense --method magnitude --sparsity -0.5 -o x", "a number in [0, 1)"),
+        ("run.toml --method magnitude -o x", "neither a checkpoint"),
+        ("dense --method gradual -o x", "which prunes during training"),
+        ("dense --method lottery -o x", "which prunes during training"),
+        ("thin --method magnitude --sparsity 0.5 -o x", "pruned already to 0.9"),
+        ("dense --method magnitude -o thin", "there is a run here already"),
     ];
     for (arguments, expected) in cases {
         refused_in_a_sentence(prune(at, arguments), &[expected]);
         assert!(!at.join("x").exists(), "{arguments:?} left something behind");
     }
     // A mask of another shape.
-    let wider = ["--out", "y", "--from", "thin", "--set", "model.width=32"];
+    let wider = "--out y --from thin --set model.width=32";
     refused(train_in(at, TINY, &wider), &["the mask of h.0.attn.c_attn.weight is not one of 3072 weights"]);
-    let output = train_in(
-        at,
-        TINY,
-        &["--out", "z", "--from", "thin", "--set", "prune.method=random", "--set", "prune.sparsity=0.5"],
-    );
+    let output = train_in(at, TINY, "--out z --from thin --set prune.method=random --set prune.sparsity=0.5");
     assert!(stderr(&output).contains("pruned already to 0.9"), "{}", stderr(&output));
 }
 
@@ -118,16 +111,14 @@ fn what_cannot_be_pruned_is_said_in_one_sentence() {
 #[test]
 fn a_pruned_checkpoint_is_pruned_further_by_any_method() {
     let at = &TestDir::new();
-    succeeded(train_in(at, TINY, &["--out", "dense"]));
-    let first =
-        ["dense", "--method", "magnitude", "--sparsity", "0.4", "--set", "prune.exclude=mlp", "-o", "0"];
+    succeeded(train_in(at, TINY, "--out dense"));
+    let first = "dense --method magnitude --sparsity 0.4 --set prune.exclude=mlp -o 0";
     succeeded(prune(at, &first));
     let rounds = [("2:4", None), ("snip", Some("0.75")), ("grasp", Some("0.8")), ("random", Some("0.85"))];
     for (round, (method, sparsity)) in rounds.into_iter().enumerate() {
         let (from, to) = (round.to_string(), (round + 1).to_string());
-        let mut arguments = vec![&from[..], "--method", method, "-o", &to, "--json"];
-        arguments.extend(sparsity.into_iter().flat_map(|sparsity| ["--sparsity", sparsity]));
-        let output = prune(at, &arguments);
+        let sparsity_asked = sparsity.map_or(String::new(), |sparsity| format!("--sparsity {sparsity}"));
+        let output = prune(at, &format!("{from} --method {method} -o {to} --json {sparsity_asked}"));
         assert!(output.status.success(), "{method}: {}", stderr(&output));
         let found = json(&output.stdout)["sparsity"].as_f64().unwrap();
         match sparsity {
@@ -144,16 +135,14 @@ fn a_pruned_checkpoint_is_pruned_further_by_any_method() {
 #[test]
 fn the_checkpoint_of_a_pipeline_is_pruned_too() {
     let at = &TestDir::new();
-    let ranks = ["train.micro_batches=2", "parallel.pipeline=2", "parallel.data=2", "parallel.zero=true"];
-    let set = ranks.iter().flat_map(|set| ["--set", set]);
-    let arguments: Vec<&str> = ["--out", "dense"].into_iter().chain(set).collect();
-    succeeded(train_in(at, TINY, &arguments));
+    let ranks = "train.micro_batches=2 parallel.pipeline=2 parallel.data=2 parallel.zero=true";
+    succeeded(train_in(at, TINY, &format!("--out dense {}", set(ranks))));
     for method in ["magnitude", "snip", "grasp"] {
-        let output = prune(at, &["dense", "--method", method, "--sparsity", "0.8", "-o", method, "--json"]);
+        let output = prune(at, &format!("dense --method {method} --sparsity 0.8 -o {method} --json"));
         assert!(output.status.success(), "{method}: {}", stderr(&output));
         assert!((json(&output.stdout)["sparsity"].as_f64().unwrap() - 0.8).abs() < 1e-3, "{method}");
         let run_file = std::fs::read_to_string(at.join(method).join("run.toml")).unwrap();
-        let resume = ["--out", method, "--resume", "--json", "--set", "train.steps=6"];
+        let resume = format!("--out {method} --resume --json --set train.steps=6");
         let output = train_in(at, &run_file, &resume);
         assert!(output.status.success(), "{method}: {}", stderr(&output));
         assert_eq!(json(&output.stdout)["layout"]["pipeline"], 2, "it is still the same run");
@@ -163,31 +152,20 @@ fn the_checkpoint_of_a_pipeline_is_pruned_too() {
 #[test]
 fn what_pruning_did_is_said() {
     let at = &TestDir::new();
-    succeeded(train_in(at, TINY, &["--out", "dense"]));
-    let output = prune(at, &["dense", "--method", "magnitude", "--sparsity", "0.9999", "-o", "none"]);
+    succeeded(train_in(at, TINY, "--out dense"));
+    let output = prune(at, "dense --method magnitude --sparsity 0.9999 -o none");
     let text = stderr(&output);
     assert!(output.status.success(), "{text}");
     assert_contains(&text, &["mask stored as index", "warning: nothing is left of h.0.attn.c_attn.weight"]);
 
     // What is gone stays gone, and whoever asks for less hears of it.
-    succeeded(prune(at, &["dense", "--method", "magnitude", "-o", "thin"]));
+    succeeded(prune(at, "dense --method magnitude -o thin"));
     let run_file = std::fs::read_to_string(at.join("thin/run.toml")).unwrap();
-    let less = [
-        "--out",
-        "thin",
-        "--resume",
-        "--set",
-        "train.steps=5",
-        "--set",
-        "prune.sparsity=0.5",
-        "--allow",
-        "prune",
-    ];
-    let output = succeeded(train_in(at, &run_file, &less));
-    assert!(stderr(&output).contains("warning: the checkpoint is pruned to 0.9"), "{}", stderr(&output));
+    let less = "--out thin --resume --set train.steps=5 --set prune.sparsity=0.5 --allow prune";
+    said(train_in(at, &run_file, &less), &["warning: the checkpoint is pruned to 0.9"]);
 
     // State of kept weights is no state of all.
-    let dense = ["--out", "thin", "--resume", "--set", "train.steps=6", "--allow", "prune"];
+    let dense = "--out thin --resume --set train.steps=6 --allow prune";
     let words = "is state of kept weights only there, and of all weights in this run";
     refused(train_in(at, TINY, &dense), &[words]);
 }
@@ -196,14 +174,13 @@ fn what_pruning_did_is_said() {
 #[test]
 fn layers_that_skip_zeros_are_counted() {
     let at = &TestDir::new();
-    let sparse =
-        ["--set", "prune.method=magnitude", "--set", "prune.kernels=sparse", "--set", "model.layers=2"];
-    for (out, layout) in [("one", &[][..]), ("two", &["--set", "parallel.pipeline=2"])] {
-        let output = train_in(at, TINY, &[&sparse[..], layout, &["--out", out]].concat());
+    let sparse = "--set prune.method=magnitude --set prune.kernels=sparse --set model.layers=2";
+    for (out, layout) in [("one", ""), ("two", "--set parallel.pipeline=2")] {
+        let output = train_in(at, TINY, &format!("{sparse} {layout} --out {out}"));
         let text = stderr(&output);
         assert!(output.status.success(), "{text}");
         assert!(text.contains(", 8 linear layers with sparse kernels; "), "{text}");
-        let more = [&sparse[..], layout, &["--out", out, "--resume", "--set", "train.steps=6"]].concat();
+        let more = format!("{sparse} {layout} --out {out} --resume --set train.steps=6");
         succeeded(train_in(at, TINY, &more));
     }
 }

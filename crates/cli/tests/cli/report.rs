@@ -10,24 +10,23 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::{
-    TINY, TestDir, espalier, espalier_command, json, json_of, outputs, refused, refused_in_a_sentence,
+    TINY, TestDir, espalier, espalier_command, json, json_of, outputs, refused, refused_in_a_sentence, set,
     stderr, succeeded, train_in,
 };
 
 /// The command `espalier report ARGUMENTS`, to be run in `folder`.
-pub fn report(folder: &Path, arguments: &[&str]) -> Command {
-    espalier_command(folder, [&["report"], arguments].concat())
+pub fn report(folder: &Path, arguments: &str) -> Command {
+    espalier_command(folder, &format!("report {arguments}"))
 }
 
-fn reported(folder: &Path, arguments: &[&str]) -> Output {
+fn reported(folder: &Path, arguments: &str) -> Output {
     report(folder, arguments).output().unwrap()
 }
 
 /// A run of a moment in `folder/NAME`, every step of which is logged.
-fn run(folder: &Path, name: &str, settings: &[&str], arguments: &[&str]) {
-    let logged = ["--out", name, "--set", "train.log_every=1"];
-    let settings: Vec<&str> = settings.iter().flat_map(|setting| ["--set", setting]).collect();
-    succeeded(train_in(folder, TINY, &[&logged[..], &settings, arguments].concat()));
+fn run(folder: &Path, name: &str, settings: &str, arguments: &str) {
+    let settings = set(&format!("train.log_every=1 {settings}"));
+    succeeded(train_in(folder, TINY, &format!("--out {name} {settings} {arguments}")));
 }
 
 /// A folder as a run leaves it that was killed in its third step: hand-made, so that every number is known.
@@ -44,15 +43,10 @@ pub fn torn(folder: &Path) {
 #[test]
 fn a_page_shows_what_a_run_has() {
     let at = &TestDir::new();
-    let settings = [
-        "model.layers=4",
-        "parallel.pipeline=2",
-        "train.micro_batches=2",
-        "prune.method=magnitude",
-        "prune.sparsity=0.5",
-    ];
-    run(at, "run", &settings, &["--trace", "run/trace.json"]);
-    let output = succeeded(reported(at, &["run"]));
+    let settings =
+        "model.layers=4 parallel.pipeline=2 train.micro_batches=2 prune.method=magnitude prune.sparsity=0.5";
+    run(at, "run", settings, "--trace run/trace.json");
+    let output = succeeded(reported(at, "run"));
     let page = fs::read_to_string(at.join("run/report.html")).unwrap();
     let headings = ["Loss", "Learning rate", "Gradient norm", "Throughput", "Memory", "activations"];
     let more =
@@ -65,7 +59,7 @@ fn a_page_shows_what_a_run_has() {
     let printed = crate::stdout(&output);
     assert!(printed.contains("run: finished, 4 steps"), "{printed}");
 
-    let output = reported(at, &["run", "--svg", "curves.svg", "--json"]);
+    let output = reported(at, "run --svg curves.svg --json");
     let found = json(&output.stdout);
     assert_eq!((&found["runs"][0]["steps"], &found["page"]), (&4.into(), &Value::Null));
     let summary: Value = serde_json::from_slice(&fs::read(at.join("run/summary.json")).unwrap()).unwrap();
@@ -84,9 +78,9 @@ fn a_page_shows_what_a_run_has() {
 #[test]
 fn runs_are_laid_over_each_other_and_what_differs_is_named() {
     let at = &TestDir::new();
-    run(at, "small", &[], &[]);
-    run(at, "large", &["train.batch=8", "optimizer.name=lamb"], &[]);
-    let output = reported(at, &["small", "large", "-o", "both.html", "--json"]);
+    run(at, "small", "", "");
+    run(at, "large", "train.batch=8 optimizer.name=lamb", "");
+    let output = reported(at, "small large -o both.html --json");
     let found = json(&output.stdout);
     outputs::compare("espalier report --json", std::slice::from_ref(&found));
     assert_eq!(found["differ"]["train.batch"], serde_json::json!(["4", "8"]));
@@ -103,7 +97,7 @@ fn runs_are_laid_over_each_other_and_what_differs_is_named() {
     // Of two folders of one name each has the whole of it.
     fs::create_dir(at.join("other")).unwrap();
     torn(&at.join("other/small"));
-    let found = json(&reported(at, &["small", "other/small", "-o", "both.html", "--json"]).stdout);
+    let found = json(&reported(at, "small other/small -o both.html --json").stdout);
     assert_eq!(
         (&found["runs"][0]["name"], &found["runs"][1]["name"]),
         (&"small".into(), &"other/small".into())
@@ -114,7 +108,7 @@ fn runs_are_laid_over_each_other_and_what_differs_is_named() {
 fn a_run_that_was_torn_is_shown_as_far_as_it_goes() {
     let at = &TestDir::new();
     torn(&at.join("torn"));
-    let found = json_of(reported(at, &["torn", "--json", "-o", "torn.html"]));
+    let found = json_of(reported(at, "torn --json -o torn.html"));
     let run = &found["runs"][0];
     assert_eq!((&run["steps"], &run["loss"], &run["state"]), (&2.into(), &2.5.into(), &"stopped".into()));
     let notes = run["notes"].to_string();
@@ -126,7 +120,7 @@ fn a_run_that_was_torn_is_shown_as_far_as_it_goes() {
     // Nothing of it yet.
     fs::create_dir(at.join("begun")).unwrap();
     fs::write(at.join("begun/run.toml"), "").unwrap();
-    succeeded(reported(at, &["begun"]));
+    succeeded(reported(at, "begun"));
     assert!(
         fs::read_to_string(at.join("begun/report.html")).unwrap().contains("no step is in metrics.jsonl yet")
     );
@@ -140,14 +134,14 @@ fn what_is_no_run_is_refused() {
     fs::write(at.join("file"), "words").unwrap();
     torn(&at.join("run"));
     let metrics = fs::read(at.join("run/metrics.jsonl")).unwrap();
-    let cases: [(&[&str], &str); 7] = [
-        (&["empty"], "empty: there is no run here (no run.toml)"),
-        (&["nowhere"], "nowhere: there is no such folder"),
-        (&["file"], "file: this is no folder"),
-        (&["run", "empty"], "empty: there is no run here"),
-        (&["run", "-o", "run/metrics.jsonl"], "a file is here that is no page of a report"),
-        (&["run", "--trace", "file"], "file: this is no timeline of a run"),
-        (&["run", "--serve", "127.0.0.1:port"], "`port` is no port"),
+    let cases: [(&str, &str); 7] = [
+        ("empty", "empty: there is no run here (no run.toml)"),
+        ("nowhere", "nowhere: there is no such folder"),
+        ("file", "file: this is no folder"),
+        ("run empty", "empty: there is no run here"),
+        ("run -o run/metrics.jsonl", "a file is here that is no page of a report"),
+        ("run --trace file", "file: this is no timeline of a run"),
+        ("run --serve 127.0.0.1:port", "`port` is no port"),
     ];
     for (arguments, words) in cases {
         refused_in_a_sentence(reported(at, arguments), &[words]);
@@ -160,11 +154,11 @@ fn what_is_no_run_is_refused() {
 #[test]
 fn runs_are_listed_and_compared_in_words() {
     let at = &TestDir::new();
-    run(at, "out/small", &[], &[]);
-    run(at, "out/deep/large", &["train.batch=8"], &[]);
+    run(at, "out/small", "", "");
+    run(at, "out/deep/large", "train.batch=8", "");
     torn(&at.join("out/small/set-aside-1"));
-    let espalier = |arguments: &[&str]| espalier(at, arguments);
-    let output = espalier(&["runs", "--json"]);
+    let espalier = |arguments: &str| espalier(at, arguments);
+    let output = espalier("runs --json");
     let found = json(&output.stdout);
     outputs::compare("espalier runs --json", std::slice::from_ref(&found));
     let names: Vec<&str> =
@@ -176,15 +170,13 @@ fn runs_are_listed_and_compared_in_words() {
         stderr(&output)
     );
 
-    let output = espalier(&["compare", "out/small", "out/deep/large", "--json"]);
+    let output = espalier("compare out/small out/deep/large --json");
     let found = json(&output.stdout);
     outputs::compare("espalier compare --json", std::slice::from_ref(&found));
     let line = stderr(&output).lines().find(|line| line.starts_with("train.batch ")).unwrap().to_owned();
     assert_eq!(line.split_whitespace().collect::<Vec<_>>(), ["train.batch", "4", "8"]);
     assert!(stderr(&output).lines().any(|line| line.starts_with("validation loss ")), "{}", stderr(&output));
-    for (arguments, words) in
-        [(&["runs", "nowhere"][..], "nowhere"), (&["compare", "out/small"], "2 values required")]
-    {
+    for (arguments, words) in [("runs nowhere", "nowhere"), ("compare out/small", "2 values required")] {
         refused(espalier(arguments), &[words]);
     }
 }
@@ -193,7 +185,7 @@ fn runs_are_listed_and_compared_in_words() {
 fn numbers_are_handed_to_other_programs() {
     let at = &TestDir::new();
     torn(&at.join("run"));
-    succeeded(reported(at, &["run", "--csv", "run.csv", "--tensorboard", "events"]));
+    succeeded(reported(at, "run --csv run.csv --tensorboard events"));
     let table = fs::read_to_string(at.join("run.csv")).unwrap();
     assert_eq!(
         table,
@@ -213,7 +205,7 @@ pub struct Served {
 }
 
 impl Served {
-    pub fn start(folder: &Path, runs: &[&str]) -> Served {
+    pub fn start(folder: &Path, runs: &str) -> Served {
         Served::by(report(folder, runs))
     }
 
@@ -267,7 +259,7 @@ fn runs_are_served_as_they_go_on_and_nothing_else_is() {
     let at = &TestDir::new();
     torn(&at.join("one"));
     torn(&at.join("two"));
-    let served = Served::start(at, &["one", "two"]);
+    let served = Served::start(at, "one two");
     let page = served.get("/");
     assert!(page.contains("<!doctype html>") && page.contains("<h1>one, two</h1>"), "{page}");
     // The torn line is whole now, and the run has come to its end.

@@ -6,16 +6,17 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 
+use crate::outputs::compare;
 use crate::pipeline::ALL;
-use crate::{TestDir, espalier, json_of, refused, stderr, stdout, succeeded};
+use crate::{TestDir, espalier, json_of, refused_in_a_sentence, stderr, stdout, succeeded};
 
-fn schedule_in(folder: &Path, arguments: &[&str]) -> Output {
-    espalier(folder, [&["schedule"], arguments].concat())
+fn schedule_in(folder: &Path, arguments: &str) -> Output {
+    espalier(folder, &format!("schedule {arguments}"))
 }
 
 /// Runs with words divided by spaces.
 fn schedule(arguments: &str) -> Output {
-    schedule_in(Path::new("."), &arguments.split(' ').collect::<Vec<_>>())
+    schedule_in(Path::new("."), arguments)
 }
 
 fn figures(arguments: &str) -> Value {
@@ -36,6 +37,7 @@ fn the_figures_of_every_schedule() {
         (111, json!([4, 3, 2, 1]), json!([1, 1, 1, 1])),
         (273, json!([4, 4, 4, 1]), json!([1, 1, 1, 1])),
     ];
+    let mut all = Vec::new();
     for (name, (bubble, in_flight, versions)) in ALL.iter().zip(expected) {
         let figures = figures(&format!("{name} --stages 4 --micro-batches 8"));
         assert_eq!(figures["name"], *name);
@@ -46,7 +48,9 @@ fn the_figures_of_every_schedule() {
         assert_eq!(figures["copies"], if name.starts_with("chimera") { 2 } else { 1 });
         assert_eq!(figures["idle"].as_array().unwrap().len(), 4, "{name}");
         assert_eq!(figures["actions"].as_array().unwrap().len(), 4, "{name}");
+        all.push(figures);
     }
+    compare("espalier schedule --json", &all);
 }
 
 #[test]
@@ -89,7 +93,7 @@ fn what_actions_prints_can_be_read_back() {
         let arguments = format!("{name} --stages 4 --micro-batches 8 --batches 2 --actions");
         let written = succeeded(schedule(&arguments));
         fs::write(folder.join("mine.txt"), &written.stdout).unwrap();
-        let read = succeeded(schedule_in(&folder, &["--file", "mine.txt", "--actions"]));
+        let read = succeeded(schedule_in(&folder, "--file mine.txt --actions"));
         assert_eq!(written.stdout, read.stdout, "{name}");
         let picture = |output| stderr(output).lines().take(4).map(String::from).collect::<Vec<_>>();
         assert_eq!(picture(&written), picture(&read), "{name}");
@@ -109,13 +113,6 @@ fn json_is_the_last_line() {
     let text = String::from_utf8(output.stdout).unwrap();
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     assert_eq!(last["actions"][1], "F0 F1 B0 B1");
-}
-
-/// Checks that there is one sentence with these words.
-fn refused_in_a_sentence(output: Output, words: &[&str]) {
-    assert!(output.stdout.is_empty(), "{}", stdout(&output));
-    let text = refused(output, words);
-    assert!(text.lines().count() == 1 && text.starts_with("error: "), "{text}");
 }
 
 #[test]
@@ -148,14 +145,11 @@ fn files_that_cannot_be_run() {
     ];
     for (text, words) in cases {
         fs::write(folder.join("mine.txt"), text).unwrap();
-        refused_in_a_sentence(schedule_in(&folder, &["--file", "mine.txt"]), words);
+        refused_in_a_sentence(schedule_in(&folder, "--file mine.txt"), words);
     }
-    refused_in_a_sentence(schedule_in(&folder, &["--file", "none.txt"]), &["none.txt"]);
+    refused_in_a_sentence(schedule_in(&folder, "--file none.txt"), &["none.txt"]);
     fs::write(folder.join("mine.txt"), "F0 B0").unwrap();
-    refused_in_a_sentence(
-        schedule_in(&folder, &["--file", "mine.txt", "--forward", "-1"]),
-        &["forward", "-1"],
-    );
+    refused_in_a_sentence(schedule_in(&folder, "--file mine.txt --forward -1"), &["forward", "-1"]);
 }
 
 /// Every command in the documentation prints what the page says.
@@ -173,7 +167,7 @@ fn the_documentation_shows_true_output() {
                 let (command, expected) = rest.split_once('\n').unwrap();
                 let arguments = command.strip_prefix("$ espalier schedule ").expect("a command");
                 let arguments = arguments.strip_suffix(" 2> /dev/null").unwrap_or(arguments);
-                let output = schedule_in(&folder, &arguments.split(' ').collect::<Vec<_>>());
+                let output = schedule_in(&folder, &arguments);
                 assert_eq!(stdout(&output), expected, "{command}");
                 compared += 1;
             }

@@ -3,25 +3,26 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::faults::{LONG, kill, wait_for_step};
 use crate::lease::Lease;
-use crate::{TINY, TestDir};
+use crate::{TINY, TestDir, ended};
 
 /// A run without an end in `broken`, with SIGHUP as `env` is told to leave it, whatever these tests were
 /// started with.
-fn start(folder: &Path, hup: &str, more: &[&str]) -> Child {
+fn start(folder: &Path, hup: &str, more: &str) -> Child {
     fs::write(folder.join("run.toml"), TINY).unwrap();
     let mut command = Command::new("env");
     command.current_dir(folder).args([hup, env!("CARGO_BIN_EXE_espalier"), "train", "run.toml"]);
-    command.args(LONG).args(["--set", "train.steps=1000000", "--out", "broken"]).args(more);
+    let settings = format!("{LONG} --set train.steps=1000000 --out broken {more}");
+    command.args(settings.split_whitespace());
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// Its end, which must come.
-fn end(mut child: Child) -> (ExitStatus, String) {
+fn end(mut child: Child) -> Output {
     let begin = Instant::now();
     while child.try_wait().unwrap().is_none() {
         if begin.elapsed() > Duration::from_secs(60) {
@@ -30,25 +31,19 @@ fn end(mut child: Child) -> (ExitStatus, String) {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    let output = child.wait_with_output().unwrap();
-    (output.status, String::from_utf8_lossy(&output.stderr).into_owned())
+    child.wait_with_output().unwrap()
 }
 
 #[test]
 fn a_batch_system_and_a_closed_terminal_let_it_save() {
-    for (signal, more) in [
-        ("-USR1", &[][..]),
-        ("-HUP", &[]),
-        ("-USR1", &["--max-restarts", "1"]),
-        ("-HUP", &["--max-restarts", "1"]),
-    ] {
+    for (signal, more) in
+        [("-USR1", ""), ("-HUP", ""), ("-USR1", "--max-restarts 1"), ("-HUP", "--max-restarts 1")]
+    {
         let folder = TestDir::new();
         let child = start(&folder, "--default-signal=HUP", more);
         wait_for_step(&folder.join("broken"), 3);
         kill(signal, child.id());
-        let (status, text) = end(child);
-        assert_eq!(status.code(), Some(130), "{signal} {more:?}: {text}");
-        assert!(text.contains("interrupted and saved"), "{signal} {more:?}: {text}");
+        ended(end(child), 130, &["interrupted and saved"]);
     }
 }
 
@@ -56,7 +51,7 @@ fn a_batch_system_and_a_closed_terminal_let_it_save() {
 #[test]
 fn whoever_ignores_a_closed_terminal_is_left_alone() {
     let folder = TestDir::new();
-    let child = start(&folder, "--ignore-signal=HUP", &[]);
+    let child = start(&folder, "--ignore-signal=HUP", "");
     let run = folder.join("broken");
     wait_for_step(&run, 3);
     kill("-HUP", child.id());
@@ -65,9 +60,7 @@ fn whoever_ignores_a_closed_terminal_is_left_alone() {
     // Slurm's order: a request first, and SIGTERM behind it, which must not be taken for impatience.
     kill("-USR1", child.id());
     kill("-TERM", child.id());
-    let (status, text) = end(child);
-    assert_eq!(status.code(), Some(130), "{text}");
-    assert!(text.contains("interrupted and saved"), "{text}");
+    ended(end(child), 130, &["interrupted and saved"]);
 }
 
 /// Before the first step there is nothing to save, and a read that does not come back must not keep the
@@ -79,14 +72,13 @@ fn a_slow_read_answers_the_first_signal() {
     fs::create_dir(&run).unwrap();
     // The last thing that a run opens before its first step.
     let Some(_lease) = Lease::on(&run.join("metrics.jsonl")) else { return };
-    let child = start(&folder, "--default-signal=HUP", &[]);
+    let child = start(&folder, "--default-signal=HUP", "");
     let begin = Instant::now();
     while !run.join("plan.json").exists() {
         assert!(begin.elapsed() < Duration::from_secs(60), "the run does not begin");
         std::thread::sleep(Duration::from_millis(1));
     }
     kill("-TERM", child.id());
-    let (status, text) = end(child);
-    assert_eq!(status.code(), Some(130), "{text}");
+    let text = ended(end(child), 130, &[]);
     assert!(text.ends_with("interrupted before the first step: there is nothing to save\n"), "{text}");
 }

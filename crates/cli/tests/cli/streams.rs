@@ -10,12 +10,12 @@ use crate::{TINY, TestDir, espalier, json, stderr, stdout, succeeded, train_in};
 #[test]
 fn what_was_asked_for_is_on_standard_output() {
     let folder = TestDir::new();
-    let trained = succeeded(train_in(&folder, TINY, &["--out", "out/a"]));
+    let trained = succeeded(train_in(&folder, TINY, "--out out/a"));
     for (answer, note) in [("perplexity ", "step      4/4 "), ("run folder out/a", "saved ")] {
         assert!(stdout(&trained).contains(answer) && !stderr(&trained).contains(answer), "{answer}");
         assert!(stderr(&trained).contains(note) && !stdout(&trained).contains(note), "{note}");
     }
-    succeeded(train_in(&folder, TINY, &["--out", "out/b", "--set", "train.batch=8"]));
+    succeeded(train_in(&folder, TINY, "--out out/b --set train.batch=8"));
 
     let asked = [
         ("train run.toml --dry-run", "predicted        peak"),
@@ -34,7 +34,7 @@ fn what_was_asked_for_is_on_standard_output() {
         ("export out/a -o out/d", "tensors"),
     ];
     for (command, answer) in asked {
-        let output = espalier(&folder, command.split(' '));
+        let output = espalier(&folder, command);
         assert!(output.status.success(), "{command}: {}", stderr(&output));
         assert!(stdout(&output).contains(answer), "{command}: {}", stdout(&output));
         assert!(!stderr(&output).contains(answer), "{command}: {}", stderr(&output));
@@ -42,7 +42,7 @@ fn what_was_asked_for_is_on_standard_output() {
         if command.contains(" -o ") {
             continue;
         }
-        let output = espalier(&folder, format!("{command} --json").split(' '));
+        let output = espalier(&folder, &format!("{command} --json"));
         assert!(json(&output.stdout).is_object(), "{command}");
         assert!(stderr(&output).contains(answer), "{command}: {}", stderr(&output));
     }
@@ -52,10 +52,10 @@ fn what_was_asked_for_is_on_standard_output() {
 #[test]
 fn actions_have_standard_output_to_themselves() {
     let folder = TestDir::new();
-    let output = espalier(&folder, "schedule 1f1b --stages 2 --micro-batches 4 --actions".split(' '));
+    let output = espalier(&folder, "schedule 1f1b --stages 2 --micro-batches 4 --actions");
     assert!(!stdout(&output).contains("bubble") && stderr(&output).contains("bubble"), "{}", stderr(&output));
     std::fs::write(folder.join("mine.txt"), &output.stdout).unwrap();
-    let again = espalier(&folder, "schedule --file mine.txt --json".split(' '));
+    let again = espalier(&folder, "schedule --file mine.txt --json");
     assert_eq!(json(&again.stdout)["stages"], Value::from(2));
 }
 

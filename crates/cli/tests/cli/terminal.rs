@@ -87,7 +87,7 @@ fn a_bar_takes_one_line_and_leaves_none() {
     let name = ptsname(&master, Vec::new()).unwrap();
     let terminal =
         || -> Stdio { File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap().into() };
-    let mut run = command(&folder, &["--set", "train.steps=300", "--set", "train.eval_every=100"]);
+    let mut run = command(&folder, "--set train.steps=300 --set train.eval_every=100");
     let mut child = run
         .env_remove("NO_COLOR")
         .env("TERM", "xterm")

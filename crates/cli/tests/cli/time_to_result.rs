@@ -8,10 +8,13 @@ use serde_json::{Value, json};
 
 use crate::report::report;
 use crate::study::ended_study;
-use crate::{TestDir, assert_contains, espalier, json_of, outputs, refused, root, stderr, stdout, succeeded};
+use crate::{
+    TestDir, assert_contains, espalier, json_of, outputs, refused, refused_in_a_sentence, root, stderr,
+    stdout, succeeded,
+};
 
 fn plan(folder: &Path, arguments: &str) -> Output {
-    espalier(folder, ["plan"].into_iter().chain(arguments.split_whitespace()))
+    espalier(folder, &format!("plan {arguments}"))
 }
 
 fn number(value: &Value, key: &str) -> f64 {
@@ -56,17 +59,14 @@ fn a_study_is_planned_from_its_steps_to_a_page() {
     assert_eq!(number(&answer["pruning"][0], "sparsity"), 0.5);
     assert_eq!(answer["curves"][0]["interval_from"], Value::Null);
     assert!(fs::read_to_string(folder.join("time.svg")).unwrap().starts_with("<svg"));
-    let told = stdout(&succeeded(report(&folder, &["plan"]).output().unwrap()));
+    let told = stdout(&succeeded(report(&folder, "plan").output().unwrap()));
     assert!(told.contains("12 choices"), "{told}");
     let page = fs::read_to_string(folder.join("plan/time-to-result.html")).unwrap();
     assert_contains(&page, &["Time to result: mlp", "Best: ", "50 % pruned", "<svg"]);
-    refused(
-        report(&folder, &["plan", "--csv", "x.csv"]).output().unwrap(),
-        &["is for runs, and this is a plan"],
-    );
+    refused(report(&folder, "plan --csv x.csv").output().unwrap(), &["is for runs, and this is a plan"]);
     // Another file of that name stays.
     fs::write(folder.join("plan/time-to-result.json"), "notes").unwrap();
-    refused(report(&folder, &["plan"]).output().unwrap(), &["time-to-result.json: is no time to a result"]);
+    refused(report(&folder, "plan").output().unwrap(), &["time-to-result.json: is no time to a result"]);
     refused(plan(&folder, "--study out/tiny --gpus 1 --save plan"), &["a file is here that is no plan"]);
 }
 
@@ -190,8 +190,6 @@ fn mistakes_get_one_sentence() {
         ),
         ("runs/hello.toml --svg x.svg".into(), "`--svg` plots a sweep or a time to result"),
     ] {
-        let stderr = refused(plan(&root(), &arguments), &[]);
-        assert!(stderr.contains(sentence), "{arguments}: {stderr}");
-        assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
+        refused_in_a_sentence(plan(&root(), &arguments), &[sentence]);
     }
 }

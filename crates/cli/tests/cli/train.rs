@@ -4,12 +4,12 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use crate::{TINY, TestDir, command, doctor, json, json_of, refused, stderr, succeeded, train_in};
+use crate::{TINY, TestDir, command, doctor, espalier, json, json_of, refused, stderr, succeeded, train_in};
 
 #[test]
 fn a_run_prints_its_summary_and_leaves_its_folder() {
     let folder = TestDir::new();
-    let summary = json_of(train_in(&folder, TINY, &["--json"]));
+    let summary = json_of(train_in(&folder, TINY, "--json"));
     assert_eq!(summary["steps"], 4);
     assert_eq!(summary["device"], "cpu");
     assert_eq!(summary["precision"], "f32");
@@ -32,32 +32,18 @@ fn a_run_prints_its_summary_and_leaves_its_folder() {
     for file in ["run.toml", "plan.json", "metrics.jsonl", "checkpoints/step-000004/manifest.json"] {
         assert!(run.join(file).exists(), "{file}");
     }
+    // A second run gets a folder of its own.
+    assert_eq!(summary["run"], "out/run");
+    assert_eq!(json_of(train_in(&folder, TINY, "--json"))["run"], "out/run-2");
 }
 
 #[test]
 fn the_resolved_file_gives_the_same_run_again() {
     let folder = TestDir::new();
-    let first = json(&train_in(&folder, TINY, &["--json", "--out", "a", "--set", "seed=9"]).stdout);
+    let first = json(&train_in(&folder, TINY, "--json --out a --set seed=9").stdout);
     let resolved = fs::read_to_string(folder.join("a/run.toml")).unwrap();
-    let again = json(&train_in(&folder, &resolved, &["--json", "--out", "b"]).stdout);
+    let again = json(&train_in(&folder, &resolved, "--json --out b").stdout);
     assert_eq!(first["weights_hash"], again["weights_hash"]);
-}
-
-#[test]
-fn a_dry_run_plans_and_writes_nothing() {
-    let folder = TestDir::new();
-    let plan = json_of(train_in(&folder, TINY, &["--dry-run", "--json"]));
-    assert!(plan["loss"].is_null() && plan["weights_hash"].is_null());
-    assert!(plan["memory"]["activations"]["predicted"].as_u64().unwrap() > 0);
-    assert!(!folder.join("out").exists());
-}
-
-#[test]
-fn a_second_run_gets_a_folder_of_its_own() {
-    let folder = TestDir::new();
-    train_in(&folder, TINY, &[]);
-    let output = train_in(&folder, TINY, &["--json"]);
-    assert_eq!(json(&output.stdout)["run"], "out/run-2");
 }
 
 #[test]
@@ -73,7 +59,7 @@ fn images_report_images_and_accuracy() {
         steps = 2
         batch = 8
     "#;
-    let summary = json(&train_in(&folder, run_file, &["--json"]).stdout);
+    let summary = json(&train_in(&folder, run_file, "--json").stdout);
     assert!(summary["images_per_s"].as_f64().unwrap() > 0.0);
     assert!(summary["tokens_per_s"].is_null());
     assert!(summary["validation"]["accuracy"].as_f64().is_some());
@@ -84,9 +70,9 @@ fn images_report_images_and_accuracy() {
 /// unbroken one.
 fn interrupted_by(signal: &str, ranks: &str) {
     let folder = TestDir::new();
-    let steps = ["--set", "train.steps=400", "--set", "model.width=64", "--ranks", ranks];
+    let steps = format!("--set train.steps=400 --set model.width=64 --ranks {ranks}");
     fs::write(folder.join("run.toml"), TINY).unwrap();
-    let mut child = command(&folder, &[&["--out", "broken"], &steps[..]].concat())
+    let mut child = command(&folder, &format!("--out broken {steps}"))
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
@@ -99,13 +85,9 @@ fn interrupted_by(signal: &str, ranks: &str) {
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:?}");
     assert!(rest.iter().any(|line| line.contains("--resume")), "it says how to go on: {rest:?}");
 
-    let resumed = succeeded(
-        command(&folder, &[&["--json", "--out", "broken", "--resume"], &steps[..]].concat())
-            .output()
-            .unwrap(),
-    );
-    let uninterrupted =
-        command(&folder, &[&["--json", "--out", "whole"], &steps[..]].concat()).output().unwrap();
+    let resumed =
+        succeeded(command(&folder, &format!("--json --out broken --resume {steps}")).output().unwrap());
+    let uninterrupted = command(&folder, &format!("--json --out whole {steps}")).output().unwrap();
     assert_eq!(json(&resumed.stdout)["weights_hash"], json(&uninterrupted.stdout)["weights_hash"]);
 }
 
@@ -124,23 +106,13 @@ fn sigterm_saves_and_can_be_resumed() {
     interrupted_by("-TERM", "1");
 }
 
-#[test]
-fn a_diverging_run_exits_with_4() {
-    let folder = TestDir::new();
-    let changes =
-        ["--set", "learning_rate.peak=1e38", "--set", "optimizer.name=sgd", "--set", "train.steps=30"];
-    let output = train_in(&folder, TINY, &changes);
-    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
-    assert!(stderr(&output).contains("diverged"), "{}", stderr(&output));
-}
-
 /// A GPU where one works, and otherwise one sentence that says what is missing and what to do.
 #[test]
 fn a_gpu_is_used_or_what_is_missing_is_said() {
     let folder = TestDir::new();
     let run = |kind: &str, out: &str| {
         let setting = format!("device.kind={kind}");
-        train_in(&folder, TINY, &["--json", "--out", out, "--set", &setting])
+        train_in(&folder, TINY, &format!("--json --out {out} --set {setting}"))
     };
     let (asked, left_open) = (run("cuda", "asked"), run("auto", "open"));
     assert!(left_open.status.success(), "{}", stderr(&left_open));
@@ -178,15 +150,11 @@ fn a_path_that_is_set_lies_where_the_command_is_run() {
     assert!(text.contains("beside.txt"));
     fs::write(at.join("runs/run.toml"), text).unwrap();
     fs::write(at.join("here.txt"), "some words to learn, ".repeat(40)).unwrap();
-    let train = |more: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-        let arguments = [&["train", "runs/run.toml", "--dry-run", "--json"], more].concat();
-        command.current_dir(at).args(arguments).output().unwrap()
-    };
-    let missing = refused(train(&[]), &[]);
+    let train = |more: &str| espalier(at, &format!("train runs/run.toml --dry-run --json {more}"));
+    let missing = refused(train(""), &[]);
     let expected = format!("{} is not there", at.join("runs/beside.txt").display());
     assert!(missing.contains(&expected), "{missing}");
-    succeeded(train(&["--set", "data.path=here.txt"]));
-    let unset = train(&["--set", "data=", "--set", "train.steps=", "--set", "train.epochs=1"]);
+    succeeded(train("--set data.path=here.txt"));
+    let unset = train("--set data= --set train.steps= --set train.epochs=1");
     assert!(unset.status.success(), "back to the data of a run file without any: {}", stderr(&unset));
 }

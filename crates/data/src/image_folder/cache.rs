@@ -120,12 +120,8 @@ impl CachedPictures {
 pub(crate) fn usual_folder() -> Result<PathBuf, Error> {
     let named = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
     let folder = named("XDG_CACHE_HOME").or_else(|| Some(named("HOME")?.join(".cache")));
-    let unknown = Error::Setting {
-        field: "cache_path",
-        expected: "a folder for decoded pictures, since there is no home folder",
-        got: "none".into(),
-    };
-    Ok(folder.ok_or(unknown)?.join("espalier"))
+    let expected = "a folder for decoded pictures, since there is no home folder";
+    Ok(folder.ok_or_else(|| Error::setting("cache_path", expected, "none"))?.join("espalier"))
 }
 
 /// The picture in a file, no larger than a cache keeps it.

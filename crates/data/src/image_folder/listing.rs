@@ -131,8 +131,7 @@ impl FolderListings {
             (None, Some(path)) if validation == HELD_OUT_USUALLY => vec![path],
             (None, Some(path)) => {
                 let got = format!("{validation}, although {} is there", path.display());
-                let expected = "nothing where a folder is held out";
-                return Err(Error::Setting { field: "validation", expected, got });
+                return Err(Error::setting("validation", "nothing where a folder is held out", got));
             }
             (None, None) => Vec::new(),
         };

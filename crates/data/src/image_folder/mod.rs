@@ -20,9 +20,10 @@ mod resample;
 mod tests;
 
 use crate::augment::SampleRandom;
+use crate::error::{check_validation, held_out};
 use crate::images::{HELD_OUT, PixelStats, in_bytes};
 use crate::order::Permutation;
-use crate::{DataFacts, DataSplit, Error, HostBatch, ImageBatch, Inputs, error::check_validation};
+use crate::{DataFacts, DataSplit, Error, HostBatch, ImageBatch, Inputs};
 use cache::{CachedPictures, decoded, intact};
 use espalier_plan::data::{FolderSource, HeldOut, PictureCache, PictureCrop, PixelScaling};
 use espalier_tensor::ops::standardise::{ImageCrop, PixelValues};
@@ -257,7 +258,7 @@ impl ImageFolder {
     fn hold_out(&mut self, folder: &Path, fraction: f64) -> Result<(), Error> {
         check_validation(fraction)?;
         let count = self.train.len();
-        let held_out = if fraction > 0.0 { ((count as f64 * fraction).round() as usize).max(1) } else { 0 };
+        let held_out = held_out(count, fraction);
         if held_out >= count {
             return Err(Error::TooFew { path: folder.into(), split: "training", expected: 1, got: 0 });
         }

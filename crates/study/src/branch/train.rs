@@ -15,7 +15,7 @@ use espalier_train::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::file::{BranchStudy, Scaling};
-use crate::outcomes::Outcomes;
+use crate::outcomes::{OutcomeKey, Outcomes};
 
 /// Samples that the noise scale is measured over, or all that there are.
 const NOISE_SAMPLES: usize = 2000;
@@ -119,7 +119,7 @@ impl BranchOrigin {
     }
 
     /// The steps that branches begin after, each with what its outcome is found by.
-    pub fn points(&self, study: &BranchStudy) -> Vec<(u64, [String; 3])> {
+    pub fn points(&self, study: &BranchStudy) -> Vec<(u64, OutcomeKey)> {
         let BranchStudy { factors, scaling, tolerance, seeds, .. } = study;
         let samples = study.samples(self.run_file.train.batch);
         let saved_at = self.checkpoint.as_ref().map(|checkpoint| vec![checkpoint.progress().step]);
@@ -132,11 +132,8 @@ impl BranchOrigin {
 }
 
 /// What is known by now of points that branches leave.
-pub fn known(points: &[(u64, [String; 3])], folder: &Path) -> Result<Vec<BranchPoint>> {
-    let outcomes = Outcomes::read(folder)?;
-    let branch_point =
-        |(_, key): &(u64, [String; 3])| outcomes.get(&key.each_ref().map(String::as_str)).cloned();
-    Ok(points.iter().filter_map(branch_point).collect())
+pub fn known(points: &[(u64, OutcomeKey)], folder: &Path) -> Result<Vec<BranchPoint>> {
+    Outcomes::known(folder, points.iter().map(|(_, key)| key))
 }
 
 /// Trains the base run, or takes it up where its checkpoint is, and branches from it; what is in `folder`
@@ -161,7 +158,7 @@ pub fn run(
     let start = || BaseRun::start(&plan, dataset, device, &base_folder);
     let (mut started, mut branch_points) = (None, Vec::new());
     for (at, key) in origin.points(study) {
-        let branch_point = outcomes.get_or(&key.each_ref().map(String::as_str), || {
+        let branch_point = outcomes.get_or(&key, || {
             let base_run = match &mut started {
                 Some(base_run) => base_run,
                 none => none.insert(start()?),

@@ -13,7 +13,7 @@ use espalier_train::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::file::{Arm, GapStudy};
-use crate::outcomes::Outcomes;
+use crate::outcomes::{OutcomeKey, Outcomes};
 
 /// Samples that run at a time when sharpness is measured, whatever the batch: to batch norm another number is
 /// another loss, and arms are to be compared.
@@ -74,9 +74,8 @@ pub fn run(
     for run in runs(gap, base_dir)? {
         let GapRun { batch, arm, seed, run_file, key } = run;
         let plan = Plan::new(run_file, dataset.facts())?;
-        let outcome = outcomes.get_or(&key.each_ref().map(String::as_str), || {
-            let trained = train(plan, dataset, device, gap, arm)?;
-            let TrainedArm { steps, reached, ended } = trained;
+        let outcome = outcomes.get_or(&key, || {
+            let TrainedArm { steps, reached, ended } = train(plan, dataset, device, gap, arm)?;
             Ok(GapOutcome { batch, arm: arm.name.clone(), seed, steps, reached, ended })
         })?;
         report(&outcome);
@@ -87,9 +86,7 @@ pub fn run(
 
 /// What is known of all arms at all batches by now.
 pub fn known(gap: &GapStudy, folder: &Path, base_dir: &Path) -> Result<Vec<GapOutcome>> {
-    let outcomes = Outcomes::read(folder)?;
-    let runs = runs(gap, base_dir)?;
-    Ok(runs.iter().filter_map(|run| outcomes.get(&run.key.each_ref().map(String::as_str)).cloned()).collect())
+    Outcomes::known(folder, runs(gap, base_dir)?.iter().map(|run| &run.key))
 }
 
 /// One of those that are to be trained, and what its outcome is found by.
@@ -98,7 +95,7 @@ struct GapRun<'a> {
     arm: &'a Arm,
     seed: u64,
     run_file: RunFile,
-    key: [String; 3],
+    key: OutcomeKey,
 }
 
 /// All of them, in their order.

@@ -1,18 +1,11 @@
 use super::*;
-use crate::synthetic::study;
+use crate::synthetic::{self, study};
 use crate::trial::{TrialStatus, ValidationPoint};
 
 fn record(trial: u32, status: TrialStatus, steps: u64) -> TrialRecord {
-    TrialRecord {
-        batch: 16,
-        sparsity: 0.9,
-        trial,
-        status,
-        steps,
-        best: Some(0.1),
-        fields: vec![("learning_rate.peak".into(), 0.1 + 0.2)],
-        curve: vec![ValidationPoint { step: 16, loss: 1.0 / 3.0, error: 0.5 }],
-    }
+    let fields = vec![("learning_rate.peak".into(), 0.1 + 0.2)];
+    let curve = vec![ValidationPoint { step: 16, loss: 1.0 / 3.0, error: 0.5 }];
+    TrialRecord { best: Some(0.1), fields, curve, ..synthetic::record(16, 0.9, trial, status, steps) }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use espalier_tensor::Device;
 use espalier_train::run::{Launch, RunDir, run};
 
 use super::*;
+use crate::synthetic;
 use crate::trial::{TrialRecord, TrialStatus};
 
 /// What a search moves between threads, and shares with them.
@@ -79,16 +80,8 @@ fn a_trial_that_was_saved_is_the_trial_that_was_not() {
         let (unpaused, weights) = take(&workload, &settings, &[2, 4, 12]);
         let folder = tempfile::tempdir().unwrap();
         let mut trial = RunningTrial::begin(&workload, &settings).unwrap();
-        let mut record = TrialRecord {
-            batch: 32,
-            sparsity,
-            trial: 3,
-            status: TrialStatus::Paused,
-            steps: 0,
-            best: Some(0.5),
-            fields: settings.fields.clone(),
-            curve: Vec::new(),
-        };
+        let paused = synthetic::record(32, sparsity, 3, TrialStatus::Paused, 0);
+        let mut record = TrialRecord { fields: settings.fields.clone(), ..paused };
         for step in [2, 4] {
             record.steps = trial.advance(step).unwrap().step;
             trial.save(folder.path(), &record).unwrap();

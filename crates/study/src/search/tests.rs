@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use super::*;
 use crate::summary::StudySummary;
@@ -26,23 +27,45 @@ impl StudyObserver for Listener<'_> {
     }
 }
 
-/// Runs a study in a folder of its own.
-fn run_study(study: &Study, landscape: &Landscape, workers: usize) -> StudySummary {
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+/// A search that nobody stops.
+fn search<'a>(study: &'a Study, runner: &'a dyn TrialRunner, workers: usize) -> TrialSearch<'a> {
+    TrialSearch { study, runner, workers, stop: &NEVER }
+}
+
+/// Runs all trials of a study, in a folder of its own.
+fn run_all(study: &Study, landscape: &Landscape, workers: usize) -> (tempfile::TempDir, Results) {
     let folder = tempfile::tempdir().unwrap();
     let mut results = Results::open(folder.path(), study).unwrap();
-    let never = AtomicBool::new(false);
-    let ended = run_trials(
-        study,
-        landscape,
-        &mut results,
-        workers,
-        TrialShard::ALL,
-        &never,
-        &mut Listener::default(),
-    )
-    .unwrap();
-    assert!(ended);
-    StudySummary::of(study, &results, Vec::new())
+    let mut listener = Listener::default();
+    let ended = search(study, landscape, workers).run_trials(&mut results, TrialShard::ALL, &mut listener);
+    assert!(ended.unwrap());
+    (folder, results)
+}
+
+fn run_study(study: &Study, landscape: &Landscape, workers: usize) -> StudySummary {
+    summary(study, &run_all(study, landscape, workers).1)
+}
+
+fn summary(study: &Study, results: &Results) -> StudySummary {
+    StudySummary::of(study, results, Vec::new())
+}
+
+/// Runs a shard in a folder until so many records were heard; what was known before, what was heard, and
+/// whether it has ended.
+fn run_part(
+    study: &Study,
+    landscape: &Landscape,
+    folder: &Path,
+    (workers, shard, after): (usize, TrialShard, usize),
+) -> (Results, Vec<TrialRecord>, bool) {
+    let mut results = Results::open(folder, study).unwrap();
+    let stop = AtomicBool::new(false);
+    let mut listener = Listener { stop: Some((after, &stop)), ..Listener::default() };
+    let search = TrialSearch { stop: &stop, ..search(study, landscape, workers) };
+    let ended = search.run_trials(&mut results, shard, &mut listener).unwrap();
+    (results, listener.records, ended)
 }
 
 fn k_stars(summary: &StudySummary) -> Vec<Option<u64>> {
@@ -168,27 +191,19 @@ fn stopped_and_resumed(study: &Study) {
     let undisturbed = run_study(study, &Landscape::new(0.2, 0.0), 1);
     let folder = tempfile::tempdir().unwrap();
     let landscape = Landscape::new(0.2, 0.0);
-    let mut ended = false;
-    let mut starts = 0;
+    let key = |record: &TrialRecord| (record.batch, record.sparsity.to_bits(), record.trial);
+    let (mut done, mut starts, mut ended) = (BTreeSet::new(), 0, false);
     while !ended {
         starts += 1;
-        let mut results = Results::open(folder.path(), study).unwrap();
-        let ended_before = results.records().filter(|record| record.status.is_final());
-        let done: BTreeSet<_> =
-            ended_before.map(|record| (record.batch, record.sparsity.to_bits(), record.trial)).collect();
-        let stop = AtomicBool::new(false);
-        let mut listener = Listener { stop: Some((25, &stop)), ..Listener::default() };
-        ended =
-            run_trials(study, &landscape, &mut results, 2, TrialShard::ALL, &stop, &mut listener).unwrap();
-        let again = listener
-            .records
-            .iter()
-            .find(|record| done.contains(&(record.batch, record.sparsity.to_bits(), record.trial)));
+        let (results, heard, is_over) = run_part(study, &landscape, folder.path(), (2, TrialShard::ALL, 25));
+        let again = heard.iter().find(|record| done.contains(&key(record)));
         assert_eq!(again, None, "what has ended is not begun again");
+        done = results.records().filter(|record| record.status.is_final()).map(key).collect();
+        ended = is_over;
     }
     assert!(starts > 3, "it was stopped {starts} times");
     let results = Results::open(folder.path(), study).unwrap();
-    assert_eq!(found(&StudySummary::of(study, &results, Vec::new())), found(&undisturbed));
+    assert_eq!(found(&summary(study, &results)), found(&undisturbed));
 }
 
 /// Stopped again and again, with paused trials on disk: the same K*, and not one step taken twice. One
@@ -202,11 +217,8 @@ fn trials_that_wait_outlive_their_study() {
     let folder = tempfile::tempdir().unwrap();
     let mut ended = false;
     while !ended {
-        let mut results = Results::open(folder.path(), &halving).unwrap();
-        let stop = AtomicBool::new(false);
-        let mut listener = Listener { stop: Some((25, &stop)), ..Listener::default() };
-        ended =
-            run_trials(&halving, &landscape, &mut results, 1, TrialShard::ALL, &stop, &mut listener).unwrap();
+        let (results, _, is_over) = run_part(&halving, &landscape, folder.path(), (1, TrialShard::ALL, 25));
+        ended = is_over;
         let paused = results.records().filter(|record| !record.status.is_final()).count();
         let saved = std::fs::read_dir(folder.path().join("waiting")).map_or(0, Iterator::count);
         assert_eq!(saved, paused, "those that wait, and no others");
@@ -214,7 +226,7 @@ fn trials_that_wait_outlive_their_study() {
     assert!(landscape.resumed.into_inner() > 10);
     assert_eq!(landscape.steps_taken.into_inner(), undisturbed.steps_taken.into_inner());
     let results = Results::open(folder.path(), &halving).unwrap();
-    assert_eq!(k_stars(&StudySummary::of(&halving, &results, Vec::new())), expected);
+    assert_eq!(k_stars(&summary(&halving, &results)), expected);
     assert!(!folder.path().join("waiting").exists());
 }
 
@@ -223,24 +235,18 @@ fn shards_share_a_folder_and_bests() {
     let halving = study(&["search.trials=31", HALVING]);
     let folder = tempfile::tempdir().unwrap();
     let landscape = Landscape::new(0.1, 0.0);
-    let never = AtomicBool::new(false);
+    let run = |shard| run_part(&halving, &landscape, folder.path(), (2, shard, usize::MAX));
     for index in [2, 1, 3] {
-        let mut results = Results::open(folder.path(), &halving).unwrap();
-        let shard = TrialShard { index, of: 3 };
-        let mut listener = Listener::default();
-        assert!(run_trials(&halving, &landscape, &mut results, 2, shard, &never, &mut listener).unwrap());
-        assert!(listener.records.iter().all(|record| record.trial % 3 == index % 3));
+        let (_, heard, ended) = run(TrialShard { index, of: 3 });
+        assert!(ended && heard.iter().all(|record| record.trial % 3 == index % 3));
     }
-    let results = Results::open(folder.path(), &halving).unwrap();
-    let summary = StudySummary::of(&halving, &results, Vec::new());
-    assert_eq!((summary.finished, summary.trials), (4 * 31, 4 * 31));
+    let sharded = summary(&halving, &Results::open(folder.path(), &halving).unwrap());
+    assert_eq!((sharded.finished, sharded.trials), (4 * 31, 4 * 31));
     let single = run_study(&halving, &Landscape::new(0.1, 0.0), 1);
-    assert_eq!(k_stars(&summary), k_stars(&single));
+    assert_eq!(k_stars(&sharded), k_stars(&single));
     // All is done, whoever asks again.
     let taken = landscape.steps_taken.load(Ordering::Relaxed);
-    let mut results = Results::open(folder.path(), &halving).unwrap();
-    run_trials(&halving, &landscape, &mut results, 2, TrialShard::ALL, &never, &mut Listener::default())
-        .unwrap();
+    run(TrialShard::ALL);
     assert_eq!(landscape.steps_taken.load(Ordering::Relaxed), taken);
 }
 
@@ -250,25 +256,18 @@ fn shards_share_a_folder_and_bests() {
 fn shards_that_are_killed_and_resumed_give_the_table_of_one_process() {
     let study = study(&["search.trials=31", "search.seeds=2"]);
     let seeded = |results: &mut Results, landscape: &Landscape| {
-        let (never, mut listener) = (AtomicBool::new(false), Listener::default());
-        assert!(repeat_best(&study, landscape, results, 2, &never, &mut listener).unwrap());
-        found(&StudySummary::of(&study, results, Vec::new()))
+        let mut listener = Listener::default();
+        assert!(search(&study, landscape, 2).repeat_best(results, &mut listener).unwrap());
+        found(&summary(&study, results))
     };
-    let single = tempfile::tempdir().unwrap();
-    let mut results = Results::open(single.path(), &study).unwrap();
-    let (never, landscape) = (AtomicBool::new(false), Landscape::new(0.2, 0.5));
-    run_trials(&study, &landscape, &mut results, 1, TrialShard::ALL, &never, &mut Listener::default())
-        .unwrap();
+    let landscape = Landscape::new(0.2, 0.5);
+    let (_single, mut results) = run_all(&study, &landscape, 1);
     let expected = seeded(&mut results, &landscape);
 
     let folder = tempfile::tempdir().unwrap();
     let landscape = Landscape { saves: true, ..Landscape::new(0.2, 0.5) };
     let one = |index: u32, after: usize| {
-        let mut results = Results::open(folder.path(), &study).unwrap();
-        let stop = AtomicBool::new(false);
-        let mut listener = Listener { stop: Some((after, &stop)), ..Listener::default() };
-        let shard = TrialShard { index, of: 2 };
-        run_trials(&study, &landscape, &mut results, 3, shard, &stop, &mut listener).unwrap()
+        run_part(&study, &landscape, folder.path(), (3, TrialShard { index, of: 2 }, after)).2
     };
     assert!(!one(1, 40), "killed before its end");
     thread::scope(|scope| {
@@ -286,21 +285,19 @@ fn shards_that_are_killed_and_resumed_give_the_table_of_one_process() {
 #[test]
 fn best_trials_are_repeated_with_other_seeds() {
     let study = study(&["search.seeds=4"]);
-    let folder = tempfile::tempdir().unwrap();
-    let mut results = Results::open(folder.path(), &study).unwrap();
-    let (never, landscape) = (AtomicBool::new(false), Landscape::new(0.1, 0.0));
-    let mut listener = Listener::default();
-    run_trials(&study, &landscape, &mut results, 2, TrialShard::ALL, &never, &mut listener).unwrap();
-    let before = StudySummary::of(&study, &results, Vec::new());
+    let landscape = Landscape::new(0.1, 0.0);
+    let (folder, mut results) = run_all(&study, &landscape, 2);
+    let before = summary(&study, &results);
     assert!(before.cells.iter().all(|cell| cell.seeds.is_empty()));
     assert_eq!(before.fits[0].fit.c1_interval, None);
-    repeat_best(&study, &landscape, &mut results, 2, &never, &mut listener).unwrap();
+    let search = search(&study, &landscape, 2);
+    search.repeat_best(&mut results, &mut Listener::default()).unwrap();
     // Read again from the disk, and nothing more to do.
     let mut results = Results::open(folder.path(), &study).unwrap();
     let taken = landscape.steps_taken.load(Ordering::Relaxed);
-    repeat_best(&study, &landscape, &mut results, 2, &never, &mut listener).unwrap();
+    search.repeat_best(&mut results, &mut Listener::default()).unwrap();
     assert_eq!(landscape.steps_taken.load(Ordering::Relaxed), taken);
-    let after = StudySummary::of(&study, &results, Vec::new());
+    let after = summary(&study, &results);
     assert_eq!(k_stars(&after), k_stars(&before));
     assert_eq!((after.finished, after.trials, after.steps), (before.finished, before.trials, before.steps));
     for (cell, before) in after.cells.iter().zip(&before.cells) {
@@ -335,18 +332,15 @@ fn a_best_trial_at_the_edge_is_flagged_and_widening_finds_a_better_one() {
         "cells.sparsities=[0]",
     ];
     let (study, landscape) = (study(&narrow), Landscape::new(0.0, 1.0));
-    let folder = tempfile::tempdir().unwrap();
-    let mut results = Results::open(folder.path(), &study).unwrap();
-    let never = AtomicBool::new(false);
-    let mut listener = Listener::default();
-    run_trials(&study, &landscape, &mut results, 2, TrialShard::ALL, &never, &mut listener).unwrap();
-    let before = StudySummary::of(&study, &results, Vec::new());
+    let (folder, mut results) = run_all(&study, &landscape, 2);
+    let before = summary(&study, &results);
     assert!(!before.cells[0].at_edge.is_empty(), "{:?}", before.cells[0]);
-    assert!(widen_ranges(&study, &landscape, &mut results, 2, &never, &mut listener).unwrap());
+    let mut listener = Listener::default();
+    assert!(search(&study, &landscape, 2).widen_ranges(&mut results, &mut listener).unwrap());
     assert!(!listener.widened.is_empty());
     // Read again from the disk.
     let results = Results::open(folder.path(), &study).unwrap();
-    let after = StudySummary::of(&study, &results, Vec::new());
+    let after = summary(&study, &results);
     assert!(after.cells[0].k_star < before.cells[0].k_star, "{:?} {:?}", before.cells[0], after.cells[0]);
     assert_eq!(after.cells[0].running, 0);
     // The values of a trial beyond the range follow from its number again.
@@ -373,9 +367,7 @@ fn an_error_of_a_trial_is_the_studys() {
     let study = study(&[]);
     let folder = tempfile::tempdir().unwrap();
     let mut results = Results::open(folder.path(), &study).unwrap();
-    let never = AtomicBool::new(false);
-    let message =
-        run_trials(&study, &Broken, &mut results, 2, TrialShard::ALL, &never, &mut Listener::default())
-            .unwrap_err();
-    assert_eq!(message.to_string(), "weights: torn");
+    let ended =
+        search(&study, &Broken, 2).run_trials(&mut results, TrialShard::ALL, &mut Listener::default());
+    assert_eq!(ended.unwrap_err().to_string(), "weights: torn");
 }

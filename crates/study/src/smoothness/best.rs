@@ -1,8 +1,8 @@
 //! Smoothness along the best trials of a study of steps-to-result.
 
-use espalier_train::{Error, Result};
+use espalier_train::Result;
 
-use super::{SparsityCurve, trace_smoothness};
+use super::SparsityCurve;
 use crate::file::{Cell, Study};
 use crate::measure_schedule::MeasureSchedule;
 use crate::outcomes::Outcomes;
@@ -29,10 +29,7 @@ pub fn of_best(
         let plan = workload.plan(&settings)?;
         let text = plan.record().to_toml()?;
         let curve = outcomes.get_or(&["smoothness", &text, &format!("{schedule} {steps}")], || {
-            let found =
-                trace_smoothness(plan, workload.dataset().clone(), workload.device(), schedule, steps)?;
-            let trace = found.ok_or_else(|| Error::Unmeasurable { what: "the local smoothness".into() })?;
-            Ok(SparsityCurve { sparsity, trace })
+            SparsityCurve::traced(sparsity, plan, workload.dataset(), workload.device(), schedule, steps)
         })?;
         report(&curve);
         curves.push(curve);
@@ -59,6 +56,7 @@ mod tests {
     use espalier_tensor::Device;
 
     use super::*;
+    use crate::synthetic::record;
     use crate::trial::TrialStatus;
 
     const TEXT: &str = r#"
@@ -90,11 +88,6 @@ mod tests {
         every = 3
         samples = 90
     "#;
-
-    fn record(batch: usize, sparsity: f64, trial: u32, status: TrialStatus, steps: u64) -> TrialRecord {
-        let fields = vec![("learning_rate.peak".into(), 0.01)];
-        TrialRecord { batch, sparsity, trial, status, steps, best: Some(0.4), fields, curve: Vec::new() }
-    }
 
     /// At batch 64 the sparse network did not reach the goal, so 32 it is; there trial 2 was faster.
     #[test]

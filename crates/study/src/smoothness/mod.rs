@@ -23,7 +23,8 @@ use espalier_tensor::Device;
 use espalier_train::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::outcomes::Outcomes;
+use crate::measure_schedule::MeasureSchedule;
+use crate::outcomes::{OutcomeKey, Outcomes};
 
 /// What the training of one sparsity was like.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,6 +34,22 @@ pub struct SparsityCurve {
     /// Step by step.
     #[serde(flatten)]
     pub trace: SmoothnessTrace,
+}
+
+impl SparsityCurve {
+    /// Trains for so many steps and measures on the way; an error where nothing can be measured.
+    fn traced(
+        sparsity: f64,
+        plan: Plan,
+        dataset: &Arc<Dataset>,
+        device: &Device,
+        schedule: MeasureSchedule,
+        steps: u64,
+    ) -> Result<SparsityCurve> {
+        let trace = trace_smoothness(plan, dataset.clone(), device, schedule, steps)?;
+        let unmeasurable = || Error::Unmeasurable { what: "the local smoothness".into() };
+        Ok(SparsityCurve { sparsity, trace: trace.ok_or_else(unmeasurable)? })
+    }
 }
 
 /// Trains the run at every sparsity and measures, or takes what is in `folder` already; `report` is
@@ -54,10 +71,8 @@ pub fn run(
             let problem = format!("asks for {} ranks, and smoothness is measured on one", plan.mesh.size());
             return Err(espalier_plan::Error::Conflict { field: "run.parallel".into(), problem }.into());
         }
-        let curve = outcomes.get_or(&key.each_ref().map(String::as_str), || {
-            let found = trace_smoothness(plan, dataset.clone(), device, study.schedule, u64::MAX)?;
-            let trace = found.ok_or_else(|| Error::Unmeasurable { what: "the local smoothness".into() })?;
-            Ok(SparsityCurve { sparsity, trace })
+        let curve = outcomes.get_or(&key, || {
+            SparsityCurve::traced(sparsity, plan, dataset, device, study.schedule, u64::MAX)
         })?;
         report(&curve);
         curves.push(curve);
@@ -67,17 +82,12 @@ pub fn run(
 
 /// What is known of all sparsities by now.
 pub fn known(study: &SmoothnessStudy, folder: &Path, base_dir: &Path) -> Result<Vec<SparsityCurve>> {
-    let outcomes = Outcomes::read(folder)?;
-    let mut curves = Vec::new();
-    for &sparsity in &study.sparsities {
-        let (_, key) = run_and_key(study, sparsity, base_dir)?;
-        curves.extend(outcomes.get(&key.each_ref().map(String::as_str)).cloned());
-    }
-    Ok(curves)
+    let key = |sparsity: &f64| Ok(run_and_key(study, *sparsity, base_dir)?.1);
+    Outcomes::known(folder, &study.sparsities.iter().map(key).collect::<Result<Vec<_>>>()?)
 }
 
 /// The run at a sparsity, and what its outcome is found by.
-fn run_and_key(study: &SmoothnessStudy, sparsity: f64, base_dir: &Path) -> Result<(RunFile, [String; 3])> {
+fn run_and_key(study: &SmoothnessStudy, sparsity: f64, base_dir: &Path) -> Result<(RunFile, OutcomeKey)> {
     let mut run_file = study.run_file(sparsity)?;
     run_file.resolve_paths(base_dir);
     let key = ["smoothness".into(), run_file.to_toml()?, study.schedule.to_string()];
