@@ -40,8 +40,8 @@ fn assert_same(a: &Shown, b: &Shown, what: &str) {
 }
 
 fn cnn(settings: &str) -> Base {
-    let base = tiny_cnn(&["train.batch=24", "optimizer.name=sgd"]);
-    base.with(settings.split_whitespace())
+    let base = tiny_cnn("train.batch=24 optimizer.name=sgd");
+    base.set(settings)
 }
 
 /// A group is a batch of its own: six micro-batches of four, or one batch in six groups of four, are the same

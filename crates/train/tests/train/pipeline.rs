@@ -53,19 +53,14 @@ fn apart(a: &Shown, b: &Shown) -> f64 {
 }
 
 fn gpt() -> Base {
-    tiny_gpt(&["train.eval_samples=11", "model.dropout=0.1", "model.context=12", "model.layers=3"])
-        .set("optimizer.name=sgd")
-        .set("learning_rate.peak=0.1")
+    tiny_gpt("train.eval_samples=11 model.dropout=0.1 model.context=12 model.layers=3")
+        .set("optimizer.name=sgd learning_rate.peak=0.1")
 }
 
 fn resnet8() -> Base {
     images()
-        .set("model.name=resnet8")
-        .set("data.size=16")
-        .set("data.count=120")
-        .set("train.eval_samples=11")
-        .set("optimizer.name=sgd")
-        .set("learning_rate.peak=0.02")
+        .set("model.name=resnet8 data.size=16 data.count=120 train.eval_samples=11")
+        .set("optimizer.name=sgd learning_rate.peak=0.02")
 }
 
 /// Schedules that end every step, with what they cannot do.
@@ -91,10 +86,8 @@ fn compare_on(wanted: impl Fn(usize) -> bool, base: &Base, layouts: &[(usize, us
         let schedules = synchronous(stages, micro_batches).enumerate().filter(|(i, _)| wanted(*i));
         for (_, schedule) in schedules {
             let together = base
-                .set(format!("train.micro_batches={micro_batches}"))
-                .set(format!("parallel.pipeline={stages}"))
-                .set(format!("parallel.data={data}"))
-                .set(format!("parallel.schedule={schedule}"));
+                .set(format!("train.micro_batches={micro_batches} parallel.pipeline={stages}"))
+                .set(format!("parallel.data={data} parallel.schedule={schedule}"));
             let apart = apart(&single, &run(&together, steps));
             let layout = format!("{stages} stages, {micro_batches} micro-batches, {data} replicas");
             assert!(apart < 1e-6, "{schedule}, {layout}: {apart}");
@@ -119,19 +112,18 @@ fn pruned_pipelines_too() {
     const METHODS: [&str; 10] =
         ["magnitude", "random", "snip", "grasp", "gradual", "early-bird", "set", "rigl", "lottery", "elsa"];
     for (number, prune) in METHODS.into_iter().enumerate() {
-        let mut base =
-            gpt().set(format!("prune.method={prune}")).set("prune.sparsity=0.9").set("prune.embeddings=true");
+        let mut base = gpt().set(format!("prune.method={prune} prune.sparsity=0.9 prune.embeddings=true"));
         let mut steps = 4;
         match prune {
-            "gradual" => base = base.set("prune.end=3").set("prune.every=2"),
+            "gradual" => base = base.set("prune.end=3 prune.every=2"),
             "elsa" => {
-                base = base.set("prune.end=3").set("prune.every=1").set("optimizer.name=adamw");
-                base = base.set("learning_rate.peak=0.001").set("optimizer.eps=1e-2");
+                base = base.set("prune.end=3 prune.every=1 optimizer.name=adamw");
+                base = base.set("learning_rate.peak=0.001 optimizer.eps=1e-2");
             }
-            "early-bird" => base = base.set("prune.every=1").set("prune.latest=3"),
+            "early-bird" => base = base.set("prune.every=1 prune.latest=3"),
             "set" | "rigl" => base = base.set("prune.every=2"),
             "lottery" => {
-                base = base.set("prune.sparsity=0.5").set("prune.rate=0.3");
+                base = base.set("prune.sparsity=0.5 prune.rate=0.3");
                 steps = 12;
             }
             _ => {}
@@ -142,7 +134,7 @@ fn pruned_pipelines_too() {
         let is_wanted = |schedule: usize| espalier_testing::long() || schedule % 3 == number % 3;
         compare_on(is_wanted, &base, layouts, steps);
     }
-    compare(&resnet8().set("prune.method=magnitude").set("prune.sparsity=0.9"), &[(3, 4, 1)], 3);
+    compare(&resnet8().set("prune.method=magnitude prune.sparsity=0.9"), &[(3, 4, 1)], 3);
 }
 
 /// By hand on one rank: the weights of every step are kept, and each stage runs a micro-batch on
@@ -278,14 +270,10 @@ fn assert_near((a, u): (Vec<f64>, Vec<Vec<f32>>), (b, v): (Vec<f64>, Vec<Vec<f32
 /// A pipeline without a flush, and so many updates in a step.
 fn unflushed(schedule: &str, stages: usize, micro_batches: usize, steps: usize) -> (Base, usize) {
     let base = gpt()
-        .set("model.tied=false")
-        .set("learning_rate.decay_steps=100")
-        .set("train.clip=0")
+        .set("model.tied=false learning_rate.decay_steps=100 train.clip=0")
         .steps(steps)
-        .set(format!("train.batch={}", 2 * micro_batches))
-        .set(format!("train.micro_batches={micro_batches}"))
-        .set(format!("parallel.pipeline={stages}"))
-        .set(format!("parallel.schedule={schedule}"));
+        .set(format!("train.batch={} train.micro_batches={micro_batches}", 2 * micro_batches))
+        .set(format!("parallel.pipeline={stages} parallel.schedule={schedule}"));
     (base, if schedule == "pipedream" { micro_batches } else { 1 })
 }
 
@@ -321,7 +309,7 @@ fn a_bad_gradient_skips_one_update_on_all_stages() {
 fn a_bad_gradient_is_skipped_by_all_replicas() {
     for schedule in ["2bw", "pipedream"] {
         let (base, _) = unflushed(schedule, 2, 2, 4);
-        let base = base.set("parallel.data=2").set("train.batch=8");
+        let base = base.set("parallel.data=2 train.batch=8");
         let (_, weights, taken) = with_a_fault(&base, 4, Some((1, 1)));
         assert!(weights.iter().flatten().all(|weight| weight.is_finite()));
         assert_eq!(taken.iter().filter(|taken| !**taken).count(), 1, "{schedule}");
@@ -333,7 +321,7 @@ fn a_bad_gradient_is_skipped_by_all_replicas() {
 fn bad_updates_of_all_stages_end_the_run() {
     for schedule in ["2bw", "pipedream"] {
         let (base, _) = unflushed(schedule, 2, 2, 12);
-        let base = base.set("learning_rate.peak=1e38").set("train.max_bad_steps=2").set("parallel.drain=4");
+        let base = base.set("learning_rate.peak=1e38 train.max_bad_steps=2 parallel.drain=4");
         let (ended, _) = base.run_observed();
         assert!(matches!(ended, Err(Error::Diverged { step: 4, .. })), "{schedule}: {ended:?}");
     }
@@ -371,13 +359,8 @@ fn a_run_says_that_looking_changes_it() {
 fn a_stage_that_panics_or_fails_ends_the_run_by_its_name() {
     for schedule in ["1f1b", "axonn", "pipedream", "chimera"] {
         let base = gpt()
-            .set("model.tied=false")
-            .set("train.clip=0")
-            .set("train.batch=8")
-            .set("train.micro_batches=4")
-            .set("train.steps=50")
-            .set("parallel.pipeline=2")
-            .set(format!("parallel.schedule={schedule}"));
+            .set("model.tied=false train.clip=0 train.batch=8 train.micro_batches=4 train.steps=50")
+            .set(format!("parallel.pipeline=2 parallel.schedule={schedule}"));
         let begin = Instant::now();
         let ended = try_on_every_rank(&base, |mut trainer| {
             for step in 0..50 {
@@ -400,16 +383,11 @@ fn bytes_of_stages_are_those_predicted() {
         [("1f1b", 2, false), ("gpipe", 3, true), ("chimera", 2, false), ("2bw", 2, false)]
     {
         let mut base = gpt()
-            .set("model.tied=false")
-            .set("train.clip=0")
-            .set("train.batch=8")
-            .set("train.micro_batches=4")
-            .set("train.steps=6")
-            .set("optimizer.name=adamw")
-            .set(format!("parallel.pipeline={stages}"))
+            .set("model.tied=false train.clip=0 train.batch=8 train.micro_batches=4 train.steps=6")
+            .set(format!("optimizer.name=adamw parallel.pipeline={stages}"))
             .set(format!("parallel.schedule={schedule}"));
         if prune {
-            base = base.set("prune.method=magnitude").set("prune.scope=layer").set("prune.sparsity=0.9");
+            base = base.set("prune.method=magnitude prune.scope=layer prune.sparsity=0.9");
         }
         let plan = planned(&base);
         let peaks = on_every_rank(&base, |mut trainer| {

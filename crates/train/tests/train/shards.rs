@@ -14,7 +14,7 @@ use espalier_train::checkpoint::{
 };
 use espalier_train::parallel::{Ranks, on_threads};
 
-use crate::support::{Base, checkpoints, on_every_rank, planned, tiny_cnn, tiny_gpt};
+use crate::support::{Base, checkpoints, names, on_every_rank, planned, tiny_cnn, tiny_gpt};
 
 fn mesh(data: usize, pipeline: usize) -> Mesh {
     Mesh::new(PerAxis { data, pipeline, ..PerAxis::ONES }).unwrap()
@@ -22,16 +22,6 @@ fn mesh(data: usize, pipeline: usize) -> Mesh {
 
 fn after(step: u64) -> RunProgress {
     RunProgress { step, updates: step, ..RunProgress::default() }
-}
-
-/// Names of what is in a folder, in order.
-fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
 }
 
 /// Loads what is in `from`, if anything, on so many ranks, takes steps and saves it in `to`.
@@ -51,11 +41,10 @@ fn pass_on(base: &Base, ranks: usize, from: Option<&Path>, steps: usize, to: &Pa
 /// pruner's memory.
 #[test]
 fn a_checkpoint_goes_through_any_numbers_of_ranks_unchanged() {
-    let lottery =
-        tiny_gpt(&["train.batch=12", "train.steps=24", "prune.method=lottery", "prune.sparsity=0.5"]);
+    let lottery = tiny_gpt("train.batch=12 train.steps=24 prune.method=lottery prune.sparsity=0.5");
     let bases = [
-        lottery.set("prune.rate=0.3").set("prune.rewind=2").set("train.precision=bf16"),
-        tiny_cnn(&["train.batch=12", "train.steps=12", "prune.method=magnitude", "prune.sparsity=0.9"]),
+        lottery.set("prune.rate=0.3 prune.rewind=2 train.precision=bf16"),
+        tiny_cnn("train.batch=12 train.steps=12 prune.method=magnitude prune.sparsity=0.9"),
     ];
     for (base, at_lottery) in bases.into_iter().zip([true, false]) {
         let folders: Vec<_> = (0..4).map(|_| tempfile::tempdir().unwrap()).collect();

@@ -75,8 +75,7 @@ fn weights_are_quantised_by_the_published_rule() {
     let weights = &expected.f32["weights"];
     let rows = weights.len() / 96;
     // A GPT-2 whose tokens are the rows: its table is a matrix that is written as it lies.
-    tiny_gpt(&["train.steps=0", "model.width=96", "model.heads=2", "model.layers=1"])
-        .run_in(&folder.path().join("run"));
+    tiny_gpt("train.steps=0 model.width=96 model.heads=2 model.layers=1").run_in(&folder.path().join("run"));
     let hf = folder.path().join("hf");
     open(&folder.path().join("run")).export(&hf, &AS_IT_IS).unwrap();
     let mut all = tensors(&hf.join("model.safetensors"));
@@ -108,14 +107,14 @@ fn weights_are_quantised_by_the_published_rule() {
 fn every_tensor_of_any_checkpoint_is_there() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let small = ["train.steps=2", "model.width=32", "model.heads=2", "model.layers=2"];
+    let small = tiny_gpt("train.steps=2 model.width=32 model.heads=2 model.layers=2");
     for (name, more) in [
-        ("one", &[][..]),
-        ("cut", &["parallel.tensor=2", "parallel.pipeline=2", "train.micro_batches=2"]),
-        ("narrow", &["train.precision=bf16", "model.tied=false"]),
-        ("pruned", &["prune.method=magnitude", "prune.sparsity=0.5"]),
+        ("one", ""),
+        ("cut", "parallel.tensor=2 parallel.pipeline=2 train.micro_batches=2"),
+        ("narrow", "train.precision=bf16 model.tied=false"),
+        ("pruned", "prune.method=magnitude prune.sparsity=0.5"),
     ] {
-        tiny_gpt(&[&small[..], more].concat()).run_in(&at(name));
+        small.set(more).run_in(&at(name));
         let (trained, hf) = (open(&at(name)), at(&format!("{name}-hf")));
         trained.export(&hf, &ExportOptions { dtype: Some(ExportPrecision::F32), ..AS_IT_IS }).unwrap();
         let theirs = tensors(&hf.join("model.safetensors"));
@@ -196,10 +195,10 @@ fn what_llama_cpp_cannot_read_is_refused() {
         bytes[40..44].copy_from_slice(&f32::NAN.to_le_bytes());
     });
     assert!(matches!(refused(&broken, GgufType::F32), Error::BrokenWeights { .. }));
-    tiny_gpt(&["train.steps=1", "model.norm=rms"]).run_in(&at("rms"));
+    tiny_gpt("train.steps=1 model.norm=rms").run_in(&at("rms"));
     let error = refused(&at("rms"), GgufType::F32).to_string();
     assert!(error.contains("llama.cpp has no architecture for this model"), "{error}");
-    tiny_gpt(&["train.steps=1", "model.activation=relu"]).run_in(&at("relu"));
+    tiny_gpt("train.steps=1 model.activation=relu").run_in(&at("relu"));
     let error = refused(&at("relu"), GgufType::F32).to_string();
     assert!(error.ends_with("its activation is relu, and llama.cpp's has gelu_new alone"), "{error}");
     let tokenizer = with_tokenizer(at("tokenizer"));

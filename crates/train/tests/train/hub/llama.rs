@@ -8,7 +8,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use espalier_plan::config::Override;
 use espalier_tensor::Device;
 use espalier_train::hub::{ExportOptions, ExportPrecision};
 use espalier_train::infer::{Sampler, Sampling};
@@ -21,6 +20,7 @@ use super::{
     AS_IT_IS, Numbers, furthest, hash, logits, newest, open, oracle, refusal, start_from, tensors, tokens,
 };
 use crate::fixture::Fixture;
+use crate::support::settings;
 
 const FAMILIES: [&str; 5] = ["llama", "qwen2", "qwen3", "mistral", "gpt2-other"];
 const PROMPTS: [usize; 4] = [1, 2, 5, 11];
@@ -47,15 +47,14 @@ impl Reference {
     }
 
     fn same_logits(&self, ours: &TrainedModel, precision: &str, theirs: &[f32], what: &str) {
-        let ours = logits(ours, &[format!("train.precision={precision}").into()], &self.ids()[..32]);
+        let ours = logits(ours, &format!("train.precision={precision}"), &self.ids()[..32]);
         let (off, most) = (furthest(&ours, theirs), if precision == "f32" { 1e-5 } else { 2e-2 });
         assert!(off < most, "{}, {what}: logits in {precision} are off by {off}", self.name);
     }
 
     /// What we generate behind its prompts, on a layout of ranks, is what it generates.
-    fn same_tokens(&self, ours: &TrainedModel, theirs: &Fixture, layout: &[&str]) {
-        let set: Vec<Override> = layout.iter().map(|&set| set.into()).collect();
-        let plan = ours.plan(&set).unwrap();
+    fn same_tokens(&self, ours: &TrainedModel, theirs: &Fixture, layout: &str) {
+        let plan = ours.plan(&settings(layout)).unwrap();
         for length in PROMPTS {
             let (prompt, expected) = (&self.ids()[..length], tokens(theirs, &format!("greedy/{length}")));
             assert_eq!(expected.len(), length + 200);
@@ -63,14 +62,13 @@ impl Reference {
             let generated = on_ranks(ours, &plan, &device, Duration::from_secs(60), None, |generator| {
                 generator.generate(prompt, 200, &mut Sampler::new(Sampling::GREEDY), &mut |_| true)
             });
-            assert_eq!(generated.unwrap().tokens, expected[length..], "{} on {layout:?}", self.name);
+            assert_eq!(generated.unwrap().tokens, expected[length..], "{} on {layout}", self.name);
         }
     }
 
     /// A step of AdamW from its weights, in the run's folder.
     fn check_a_step(&self, run: &Path) -> TrainedModel {
-        let settings = ["model.context=32".into(), "optimizer.eps=1e-4".into()];
-        start_from(&self.folder, &self.ids(), run, &settings);
+        start_from(&self.folder, &self.ids(), run, "model.context=32 optimizer.eps=1e-4");
         let trained = open(run);
         let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
         let weights = trained.params(&plan, &device, &Ranks::single()).unwrap();
@@ -94,12 +92,12 @@ fn logits_and_200_tokens_are_those_of_transformers() {
         let (ours, theirs) = (open(&reference.folder), &reference.expected);
         reference.same_logits(&ours, "f32", &theirs.f32["logits"], "its model");
         reference.same_logits(&ours, "bf16", &theirs.f32["logits_bf16"], "its model");
-        reference.same_tokens(&ours, theirs, &[]);
+        reference.same_tokens(&ours, theirs, "");
         let layouts = ["parallel.tensor=2", "parallel.pipeline=2", "parallel.tensor=4"];
         // In the short form one for each family.
         let some = if espalier_testing::long() { 3 } else { 1 };
         for layout in layouts.into_iter().cycle().skip(number).take(some) {
-            reference.same_tokens(&ours, theirs, &[layout]);
+            reference.same_tokens(&ours, theirs, layout);
         }
     }
 }
@@ -168,8 +166,8 @@ fn a_sliding_window_is_refused_where_it_matters() {
     assert_eq!(ours.plan(&[]).unwrap().network.context(), Some(64));
     let whole = open(&oracle().join("hub/mistral"));
     let ids = [1, 7, 30, 2];
-    assert_eq!(logits(&ours, &[], &ids), logits(&whole, &[], &ids));
-    let error = ours.plan(&["model.context=65".into()]).unwrap_err().to_string();
+    assert_eq!(logits(&ours, "", &ids), logits(&whole, "", &ids));
+    let error = ours.plan(&settings("model.context=65")).unwrap_err().to_string();
     assert_eq!(
         error,
         "`model.context` is 65, and the model sees 64 positions at most (`model.window`, a sliding window, which attention \

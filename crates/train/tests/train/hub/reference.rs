@@ -42,7 +42,7 @@ impl Reference {
 
     /// Our logits of its tokens are those that it says; `precision` is one of a run file.
     fn same_logits(&self, ours: &TrainedModel, precision: &str, theirs: &[f32], what: &str) {
-        let ours = logits(ours, &[format!("train.precision={precision}").into()], &self.ids()[..16]);
+        let ours = logits(ours, &format!("train.precision={precision}"), &self.ids()[..16]);
         let (off, most) = (furthest(&ours, theirs), if precision == "f32" { 1e-5 } else { 2e-2 });
         assert!(off < most, "{what}: logits in {precision} are off by {off}");
     }
@@ -67,14 +67,14 @@ impl Reference {
         self.same_logits(&ours, "bf16", &theirs.f32["logits_bf16"], "its model");
         self.same_tokens(&ours, theirs, "its model");
         // With fewer positions the first ones are the same.
-        let short = logits(&ours, &["model.context=5".into()], &self.ids()[..5]);
+        let short = logits(&ours, "model.context=5", &self.ids()[..5]);
         let off = furthest(&short, &theirs.f32["logits"][..5 * 40]);
         assert!(off < 1e-5, "off by {off} with a context of 5");
     }
 
     /// A step of AdamW from its weights; returns the run's folder.
     fn check_a_step(&self, run: &Path) -> TrainedModel {
-        start_from(&self.gpt2(), &self.ids(), run, &[]);
+        start_from(&self.gpt2(), &self.ids(), run, "");
         let trained = open(run);
         let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
         let weights = trained.params(&plan, &device, &Ranks::single()).unwrap();

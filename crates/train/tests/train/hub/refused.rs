@@ -6,6 +6,7 @@ use safetensors::Dtype;
 use serde_json::json;
 
 use super::{folder_with, gpt2, open, refusal, tensors, write};
+use crate::support::settings;
 
 /// Why a run, or whoever uses it, cannot have the weights of a folder.
 fn weights_refused(folder: &std::path::Path) -> String {
@@ -60,7 +61,7 @@ fn a_tensor_that_is_missing_too_many_or_of_another_shape_is_named() {
         (wte.0, wte.2) = (Dtype::I8, vec![0; 640]);
     }));
     assert!(integers.contains("wte.weight is I8 [40, 16] there"), "{integers}");
-    let short = open(&gpt2()).plan(&["model.context=99".into()]).unwrap();
+    let short = open(&gpt2()).plan(&settings("model.context=99")).unwrap();
     let device = espalier_tensor::Device::cpu(1).unwrap();
     let single = espalier_train::parallel::Ranks::single();
     let short = open(&gpt2()).params(&short, &device, &single).unwrap_err().to_string();
