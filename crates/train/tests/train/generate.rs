@@ -14,7 +14,7 @@ use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 use espalier_train::infer::{FinishReason, Generator, Sampler, Sampling, TextStream};
 use espalier_train::parallel::Ranks;
-use espalier_train::run::{Observer, RunDir};
+use espalier_train::run::RunDir;
 use espalier_train::stage::Stage;
 use espalier_train::trained::TrainedModel;
 use espalier_train::trained::on_ranks;
@@ -282,17 +282,6 @@ fn tokens_are_those_of_hugging_faces_gpt_2() {
     assert!(compared > 50, "{compared} tokens were compared");
 }
 
-/// Records the samples of a run.
-#[derive(Default)]
-struct SampleObserver(Vec<(u64, String)>);
-
-impl Observer for SampleObserver {
-    fn sampled(&mut self, step: u64, prompt: &str, text: &str) {
-        assert_eq!(prompt, "12+");
-        self.0.push((step, text.to_owned()));
-    }
-}
-
 /// A run that generates samples: when it says, what its checkpoint would generate, and nothing else changes by
 /// it, on one rank and several.
 #[test]
@@ -308,16 +297,13 @@ fn a_run_shows_what_its_model_generates() {
         let quiet = tiny_gpt("train.steps=6 train.eval_every=2").set(layout);
         let asks = "sample.prompt=12+ sample.tokens=12 sample.every=2 sample.temperature=0.5";
         let talks = quiet.set(asks);
-        let outcome = |base: &Base, name: &str, observer: &mut SampleObserver| {
-            base.run_at(&RunDir::at(folder.path().join(name)), observer).unwrap().summary
-        };
-        let mut observer = SampleObserver::default();
-        let with = outcome(&talks, "talks", &mut observer);
-        let without = outcome(&quiet, "quiet", &mut SampleObserver::default());
+        let (with, observer) = talks.run_observed_at(&RunDir::at(folder.path()));
+        let (with, without) = (with.unwrap(), quiet.run());
         assert_eq!((with.weights_hash, with.loss), (without.weights_hash, without.loss), "{layout}");
-        assert_eq!(observer.0.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 6], "{layout}");
+        let samples = observer.samples.iter().map(|(step, prompt, _)| (*step, prompt.as_str()));
+        assert_eq!(samples.collect::<Vec<_>>(), [(4, "12+"), (6, "12+")], "{layout}");
 
-        let trained = open(&folder.path().join("talks"));
+        let trained = open(folder.path());
         let tokenizer = trained.tokenizer().unwrap();
         let sampling = Sampling { temperature: 0.5, top_k: 0, top_p: 1.0, seed: 4, ..Sampling::GREEDY };
         let text = generating(&trained, "", |generator| {
@@ -331,7 +317,7 @@ fn a_run_shows_what_its_model_generates() {
             stream.finish();
             Ok(stream.text().to_owned())
         });
-        assert_eq!(observer.0[1].1, text, "{layout}");
+        assert_eq!(observer.samples[1].2, text, "{layout}");
     }
 }
 

@@ -12,11 +12,11 @@ use espalier_train::parallel::Ranks;
 use espalier_train::trained::EvalWindows;
 use safetensors::Dtype;
 
-use super::{AS_IT_IS, Numbers, folder_with, gpt2, ids, open, start_from, tensors};
+use super::{AS_IT_IS, Numbers, floats, folder_with, gpt2, ids, open, start_from, tensors};
 
-fn floats(numbers: &Numbers) -> Vec<f32> {
+fn f32s(numbers: &Numbers) -> Vec<f32> {
     assert_eq!(numbers.0, Dtype::F32);
-    numbers.2.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect()
+    floats(&numbers.2)
 }
 
 /// The weights of a run as f32, by way of a folder.
@@ -47,7 +47,7 @@ fn f32_weights_stay_what_they_are_in_the_masters_of_bf16() {
         start_from(&gpt2(), &ids().repeat(4), &run, &settings);
         let (ours, mut gone) = (exported(&run, name), 0);
         for (key, numbers) in &theirs {
-            let (mut expected, got) = (floats(numbers), floats(&ours[key]));
+            let (mut expected, got) = (f32s(numbers), f32s(&ours[key]));
             // Of the positions those that the run has.
             expected.truncate(got.len());
             for (index, (expected, got)) in expected.iter().zip(&got).enumerate() {

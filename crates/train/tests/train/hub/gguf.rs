@@ -6,14 +6,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use espalier_tensor::{bf16, f16};
+use espalier_testing::largest;
 use espalier_train::Error;
 use espalier_train::hub::{ExportOptions, ExportPrecision, GgufType};
 use serde_json::json;
 
 use super::tokens::add_tokenizer;
-use super::{AS_IT_IS, copy, folder_with, gpt2, open, oracle, tensors};
+use super::{AS_IT_IS, copy, floats, folder_with, gpt2, open, oracle, tensors};
 use crate::fixture::Fixture;
-use crate::support::tiny_gpt;
+use crate::support::{names, tiny_gpt};
 
 /// The fixture with a tokenizer and a chat template.
 fn with_tokenizer(at: PathBuf) -> PathBuf {
@@ -135,8 +136,7 @@ fn every_tensor_of_any_checkpoint_is_there() {
                 let is_linear = key.contains(".c_") && key.ends_with("weight");
                 let is_exact = shape.len() == 1 || key.ends_with("wpe.weight");
                 assert_eq!(*written, if is_exact { 0 } else { code }, "{gguf}");
-                let mut expected: Vec<f32> =
-                    bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
+                let mut expected = floats(bytes);
                 let mut shape = shape.clone();
                 if is_linear {
                     expected = (0..shape[1])
@@ -151,7 +151,7 @@ fn every_tensor_of_any_checkpoint_is_there() {
                 assert_eq!(got.len(), expected.len(), "{gguf}");
                 let most = if is_exact { 0.0 } else { most };
                 for (expected, got) in expected.chunks(32).zip(got.chunks(32)) {
-                    let largest = expected.iter().fold(0.0, |most: f32, weight| most.max(weight.abs()));
+                    let largest = largest(expected);
                     for (expected, got) in expected.iter().zip(got) {
                         assert!((expected - got).abs() <= most * largest, "{gguf}: {expected} and {got}");
                         // What is pruned stays so.
@@ -213,8 +213,8 @@ fn what_llama_cpp_cannot_read_is_refused() {
         error.ends_with("merges a text without splitting it into words, which llama.cpp's does not"),
         "{error}"
     );
-    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(left.iter().all(|name| !name.to_string_lossy().contains("out.gguf")), "{left:?}");
+    let left = names(folder.path());
+    assert!(left.iter().all(|name| !name.contains("out.gguf")), "{left:?}");
 }
 
 /// llama.cpp's name of a tensor of a GPT-2, by the table of its documentation.
@@ -335,7 +335,7 @@ impl GgufFile {
 fn numbers_of(code: u32, bytes: &[u8]) -> Vec<f32> {
     let two = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
     match code {
-        0 => bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect(),
+        0 => floats(bytes),
         1 => bytes.chunks(2).map(two).collect(),
         30 => bytes.as_chunks().0.iter().map(|two| bf16::from_le_bytes(*two).to_f32()).collect(),
         8 => bytes

@@ -4,30 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use espalier_train::hub::{ExportOptions, ExportPrecision};
-use espalier_train::prune::PruneReport;
-use espalier_train::run::Observer;
 
 use super::{AS_IT_IS, folder_with, gpt2, ids, open, started, tensors};
-
-/// What is reported on the way.
-#[derive(Default)]
-struct Notes(Vec<String>);
-
-impl Observer for Notes {
-    fn note(&mut self, text: &str) {
-        self.0.push(text.to_owned());
-    }
-}
-
-/// When something was pruned, what is kept, and of how many.
-#[derive(Default)]
-struct Reports(Vec<(u64, u64, u64)>);
-
-impl Observer for Reports {
-    fn pruned(&mut self, step: u64, report: &PruneReport) {
-        self.0.push((step, report.kept, report.of));
-    }
-}
+use crate::support::{RecordingObserver, assert_predicted, tiny_gpt};
 
 /// The fixture without three of four weights of its layers: 4,608, of 7,040 with the tables of tokens and
 /// positions, which can be pruned too.
@@ -59,14 +38,14 @@ fn zeros_of_a_pruned_folder_can_be_kept() {
     let from = pruned(at("from"));
     let all = zeros(&from);
     let train = |name: &str, settings: &str| {
-        let mut notes = Notes::default();
-        let summary = started(&from, &ids(), &at(name), settings, &mut notes).unwrap();
+        let mut observer = RecordingObserver::default();
+        let summary = started(&from, &ids(), &at(name), settings, &mut observer).unwrap();
         let back = at(&format!("{name}-hf"));
         open(&at(name)).export(&back, &AS_IT_IS).unwrap();
         (
             summary,
             zeros(&back),
-            notes.0.into_iter().filter(|note| note.contains("are zero")).collect::<Vec<_>>(),
+            observer.notes.into_iter().filter(|note| note.contains("are zero")).collect::<Vec<_>>(),
         )
     };
     let (_, left, notes) = train("lost", "");
@@ -88,7 +67,7 @@ fn zeros_of_a_pruned_folder_can_be_kept() {
         assert!((summary.sparsity - 4608.0 / 7040.0).abs() < 1e-9, "{name}: {}", summary.sparsity);
     }
     // With nothing to start from there are none.
-    let run = crate::support::tiny_gpt("train.keep_zeros=true");
+    let run = tiny_gpt("train.keep_zeros=true");
     let error = run.run_observed().0.unwrap_err().to_string();
     assert!(error.starts_with("`train.keep_zeros` has no effect without --from"), "{error}");
 }
@@ -101,14 +80,14 @@ fn what_was_pruned_is_kept_and_has_no_state() {
     let at = |name: &str| folder.path().join(name);
     let from = pruned(at("from"));
     let train = |name: &str, settings: &str| {
-        let mut reports = Reports::default();
+        let mut observer = RecordingObserver::default();
         let settings = format!("train.steps=3 optimizer.name=adamw {settings}");
-        let summary = started(&from, &ids().repeat(8), &at(name), &settings, &mut reports).unwrap();
+        let summary = started(&from, &ids().repeat(8), &at(name), &settings, &mut observer).unwrap();
         let back = at(&format!("{name}-hf"));
         let wide = ExportOptions { dtype: Some(ExportPrecision::F32), ..AS_IT_IS };
         open(&at(name)).export(&back, &wide).unwrap();
         assert_eq!(zeros(&back), zeros(&from), "{name}");
-        (summary, reports.0)
+        (summary, observer.prunings)
     };
     // Candidates are the weights of layers: 6,144, of which 1,536 are left.
     let (masked, _) = train("masked", "train.keep_zeros=true");
@@ -126,8 +105,7 @@ fn what_was_pruned_is_kept_and_has_no_state() {
         let state = summary.state_bytes_per_parameter;
         assert!(if name == "dense" { state > 16.0 } else { state < 9.0 }, "{name}: {state}");
         // Weights that rest compressed are read under their masks: never all of them dense.
-        let weights = &summary.memory["weights"];
-        assert_eq!(weights.measured.map(|bytes| bytes as u64), weights.predicted, "{name}");
+        assert_predicted(&summary, &["weights"], name);
     }
     for (name, layout) in [
         ("replicas", "parallel.data=2 train.batch=2"),
@@ -166,7 +144,7 @@ fn zeros_that_are_not_there_cannot_be_kept() {
         "`prune.sparsity` is 0.5, and 0.7500 of the prunable weights that the run starts from are zero: leave it out"
     );
     assert!(!at("run").exists(), "nothing is left of a run that cannot start");
-    let run = crate::support::tiny_gpt("prune.method=keep prune.sparsity=0.5");
+    let run = tiny_gpt("prune.method=keep prune.sparsity=0.5");
     let error = run.run_observed().0.unwrap_err().to_string();
     assert!(error.starts_with("`prune.method` has no effect without --from"), "{error}");
 }
