@@ -83,8 +83,8 @@ fn mixtures_on(axes: &[&str]) -> Vec<String> {
 #[test]
 fn mixtures_learn_what_one_rank_learns() {
     let layouts = mixtures_on(&["tensor=2", "tensor=3", "spatial=2", "spatial=[2,2]"]);
-    for (how, base) in dense_and_pruned(&net("")) {
-        all_same(&base, &layouts, steps(), 1e-5, how);
+    for base in dense_and_pruned(&net("")) {
+        all_same(&base, &layouts, steps(), 1e-5);
     }
 }
 
@@ -92,12 +92,12 @@ fn mixtures_learn_what_one_rank_learns() {
 /// what stands before it still goes back through its own shapes.
 #[test]
 fn what_nothing_trained_stands_before_is_sharded_without_a_backward() {
-    for (what, net) in [
-        ("one layer", net("model={name=\"mlp\",hidden=[]}")),
-        ("a pool", net("model.layers=[{type=\"max_pool\",kernel=2},{type=\"flatten\"},{type=\"linear\"}]")),
+    for layers in [
+        "model={name=\"mlp\",hidden=[]}",
+        "model.layers=[{type=\"max_pool\",kernel=2},{type=\"flatten\"},{type=\"linear\"}]",
     ] {
         let axes = ["tensor=2", "tensor=3", "spatial=2"];
-        all_same(&net, axes.map(|axis| format!("parallel.{axis} parallel.integrated=auto")), 3, 1e-5, what);
+        all_same(&net(layers), axes.map(|axis| format!("parallel.{axis} parallel.integrated=auto")), 3, 1e-5);
     }
 }
 
@@ -113,19 +113,17 @@ fn mixtures_go_with_the_other_settings() {
         ]
         .map(|other| format!("{axis} {LINEAR} {other}"))
     });
-    all_same(&base, layouts, 5, 1e-5, "momentum");
-    let on = |layouts: &[&'static str]| layouts.iter().map(|layout| format!("{layout} {LINEAR}")).collect();
+    all_same(&base, layouts, 5, 1e-5);
     // A bias before a norm has no gradient but rounding.
     let norm = base.set("model.layers.0.bias=false model.layers.1.type=batch_norm");
     let replicas = "parallel.tensor=2 parallel.data=2 parallel.batch_norm=synchronised";
-    let cases: [(&str, Base, Vec<String>); 4] = [
-        ("lamb", base.set("optimizer.name=lamb"), on(&["parallel.tensor=2"])),
-        ("lars", base.set("optimizer.name=lars"), on(&["parallel.tensor=2"])),
-        ("batch norm", norm.clone(), on(&["parallel.tensor=3", "parallel.spatial=2"])),
-        ("batch norm over replicas too", norm.set("train.micro_batches=1"), on(&[replicas])),
-    ];
-    for (what, base, layouts) in cases {
-        all_same(&base, layouts, 5, 1e-5, what);
+    for (base, layouts) in [
+        (base.set("optimizer.name=lamb"), &["parallel.tensor=2"][..]),
+        (base.set("optimizer.name=lars"), &["parallel.tensor=2"]),
+        (norm.clone(), &["parallel.tensor=3", "parallel.spatial=2"]),
+        (norm.set("train.micro_batches=1"), &[replicas]),
+    ] {
+        all_same(&base, layouts.iter().map(|layout| format!("{layout} {LINEAR}")), 5, 1e-5);
     }
 }
 
@@ -143,13 +141,7 @@ fn pruning_by_gradients_sees_the_gradients_of_one_rank() {
     ] {
         let base = net("model.layers.0.bias=false prune.sparsity=0.6").set(fields);
         let base = base.set(format!("model.layers.1.type={norm}"));
-        all_same(
-            &base,
-            ["parallel.tensor=3 parallel.integrated=auto"],
-            6,
-            1e-3,
-            &format!("{fields}, {norm}"),
-        );
+        all_same(&base, ["parallel.tensor=3 parallel.integrated=auto"], 6, 1e-3);
     }
     let base = pruned(&net("train.precision=bf16"));
     let full = masks(&base, 1);
@@ -175,7 +167,7 @@ fn vgg_and_alexnet_by_samples_and_by_columns() {
         let layout = "parallel.tensor=2 parallel.integrated=[\"classifier\"]";
         let many = base.set(layout);
         assert!(choices(&many).iter().all(|(name, by)| (*by == Model) == (name == "classifier")));
-        all_same(&base, [layout], 2, 1e-4, name);
+        all_same(&base, [layout], 2, 1e-4);
         let large = many.set("data.size=224 data.count=20 train.batch=16 parallel.integrated=auto");
         let spatial = large.set("parallel.tensor=1 parallel.spatial=2");
         for (base, convolutions) in [(large, Data), (spatial, Domain)] {
@@ -190,8 +182,8 @@ fn vgg_and_alexnet_by_samples_and_by_columns() {
 #[test]
 fn mixtures_send_what_the_plan_says() {
     for layout in mixtures_on(&["tensor=2", "tensor=3"]) {
-        for (how, base) in dense_and_pruned(&net(&layout)) {
-            check(&format!("{layout}, {how}"), &base);
+        for base in dense_and_pruned(&net(&layout)) {
+            check(&base);
         }
     }
     let base = net("model.layers.1.type=batch_norm").set(LINEAR);
@@ -202,7 +194,7 @@ fn mixtures_send_what_the_plan_says() {
         "parallel.tensor=2 parallel.data=2 train.batch=24 parallel.batch_norm=synchronised",
         "parallel.tensor=2 train.recompute=block",
     ] {
-        check(layout, &base.set(layout));
+        check(&base.set(layout));
     }
 }
 
@@ -235,7 +227,7 @@ fn memory_of_every_rank_is_what_the_plan_predicts() {
         for recompute in ["none", "block"] {
             let base = net("train.steps=2").set(&layout).set(format!("train.recompute={recompute}"));
             let categories = [Weights, Gradients, Optimizer, Activations];
-            assert_peaks(&base, 2, categories, format!("{layout}, recompute = {recompute}"));
+            assert_peaks(&base, 2, categories);
         }
     }
 }

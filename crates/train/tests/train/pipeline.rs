@@ -17,13 +17,15 @@ use espalier_train::stage::Stage;
 use espalier_train::step::{LossConfig, NoUpdatePass, Totals};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, Collected, images, on_every_rank, planned, prepare, tiny_gpt, try_on_every_rank};
+use crate::support::{
+    Base, Collected, images, on_every_rank, peaks, planned, prepare, take, tiny_gpt, try_on_every_rank,
+};
 
 /// Losses and gradient norms of some steps, the loss of held-out data, and the weights at the end.
 type Shown = (Vec<f64>, Vec<f64>, f64, BTreeMap<usize, Vec<f32>>);
 
 fn shown(mut trainer: Trainer, steps: usize) -> espalier_train::Result<Shown> {
-    let reports = (0..steps).map(|_| trainer.step()).collect::<espalier_train::Result<Vec<_>>>()?;
+    let reports = take(&mut trainer, steps)?;
     let evaluation = trainer.evaluate()?.expect("some samples are held out");
     Ok((
         reports.iter().map(|report| report.loss).collect(),
@@ -224,14 +226,8 @@ fn by_hand(
     (losses, last.ids().map(|id| last.get(id).to_f32()).collect())
 }
 
-/// Losses as rank 0 has them, and the weights of all stages.
-fn asynchronous(base: &Base, steps: usize) -> (Vec<f64>, Vec<Vec<f32>>) {
-    let (losses, weights, _) = with_a_fault(base, steps, None);
-    (losses, weights)
-}
-
-/// The same where a stage's gradient of an update is spoilt, on all replicas, as their sum would be; also
-/// which steps rank 0 says were taken.
+/// Losses as rank 0 has them, and the weights of all stages, where a stage's gradient of an update may be spoilt, on
+/// all replicas, as their sum would be; also which steps rank 0 says were taken.
 fn with_a_fault(
     base: &Base,
     steps: usize,
@@ -242,7 +238,7 @@ fn with_a_fault(
         if let Some((_, update)) = fault.filter(|(at, _)| *at == stage) {
             trainer.inject_nan_at(update);
         }
-        let reports = (0..steps).map(|_| trainer.step()).collect::<espalier_train::Result<Vec<_>>>()?;
+        let reports = take(&mut trainer, steps)?;
         assert!(trainer.is_idle());
         let weights = trainer.params().ids().map(|id| trainer.params().param(id).weight().to_f32());
         Ok((reports, weights.collect::<Vec<_>>(), trainer.progress().clone()))
@@ -253,8 +249,10 @@ fn with_a_fault(
     (losses, all.into_iter().flat_map(|(_, weights, _)| weights).collect(), taken)
 }
 
-fn stale(stages: usize) -> impl Fn(usize, usize) -> usize {
-    move |k: usize, stage: usize| (k + 1).saturating_sub(stages - stage)
+/// Which version of the weights a stage of a schedule has for an update.
+fn version(schedule: &str, stages: usize) -> impl Fn(usize, usize) -> usize {
+    let is_2bw = schedule == "2bw";
+    move |k, stage| if is_2bw { k.saturating_sub(1) } else { (k + 1).saturating_sub(stages - stage) }
 }
 
 fn assert_near((a, u): (Vec<f64>, Vec<Vec<f32>>), (b, v): (Vec<f64>, Vec<Vec<f32>>), what: &str) {
@@ -284,22 +282,17 @@ fn unflushed(schedule: &str, stages: usize, micro_batches: usize, steps: usize) 
 fn a_bad_gradient_skips_one_update_on_all_stages() {
     for (stages, micro_batches, bad) in [(3, 4, 2), (3, 2, 1), (3, 3, 5), (2, 1, 3)] {
         for fault in 0..stages {
-            let (base, updates) = unflushed("2bw", stages, micro_batches, 6);
-            let expected = by_hand(&base, 6, |t, _| t.saturating_sub(1), updates, |t, _| t == bad);
-            let (losses, weights, taken) = with_a_fault(&base, 6, Some((fault, bad as u64)));
-            assert_near(expected, (losses, weights), &format!("2bw, {stages} x {micro_batches}, {fault}"));
-            assert_eq!(taken, (0..6).map(|t| t != bad).collect::<Vec<_>>(), "rank 0 knows at once");
-            let (base, updates) = unflushed("pipedream", stages, micro_batches, 6);
-            let bad = bad * updates;
-            let skips = |k: usize, stage: usize| k == bad && stage <= fault;
-            let expected = by_hand(&base, 6, stale(stages), updates, skips);
-            let (losses, weights, taken) = with_a_fault(&base, 6, Some((fault, bad as u64)));
-            assert_near(
-                expected,
-                (losses, weights),
-                &format!("pipedream, {stages} x {micro_batches}, {fault}"),
-            );
-            assert_eq!(taken, (0..6).map(|t| t != bad / updates).collect::<Vec<_>>());
+            for schedule in ["2bw", "pipedream"] {
+                let (base, updates) = unflushed(schedule, stages, micro_batches, 6);
+                let bad = bad * updates;
+                let skips = |k: usize, stage: usize| k == bad && (schedule == "2bw" || stage <= fault);
+                let expected = by_hand(&base, 6, version(schedule, stages), updates, skips);
+                let (losses, weights, taken) = with_a_fault(&base, 6, Some((fault, bad as u64)));
+                let what = format!("{schedule}, {stages} x {micro_batches}, {fault}");
+                assert_near(expected, (losses, weights), &what);
+                let expected: Vec<bool> = (0..6).map(|t| t != bad / updates).collect();
+                assert_eq!(taken, expected, "{what}: rank 0 knows at once");
+            }
         }
     }
 }
@@ -330,14 +323,13 @@ fn bad_updates_of_all_stages_end_the_run() {
 #[test]
 fn pipedream_and_2bw_do_what_their_definitions_say() {
     for (stages, micro_batches) in [(2, 1), (2, 4), (3, 2), (4, 3)] {
-        let (steps, what) = (6, format!("{stages} x {micro_batches}"));
-        let never = |_: usize, _: usize| false;
-        let (base, updates) = unflushed("pipedream", stages, micro_batches, steps);
-        let expected = by_hand(&base, steps, stale(stages), updates, never);
-        assert_near(expected, asynchronous(&base, steps), &format!("pipedream, {what}"));
-        let (base, updates) = unflushed("2bw", stages, micro_batches, steps);
-        let expected = by_hand(&base, steps, |t, _| t.saturating_sub(1), updates, never);
-        assert_near(expected, asynchronous(&base, steps), &format!("2bw, {what}"));
+        for schedule in ["pipedream", "2bw"] {
+            let (base, updates) = unflushed(schedule, stages, micro_batches, 6);
+            let expected = by_hand(&base, 6, version(schedule, stages), updates, |_, _| false);
+            let (losses, weights, _) = with_a_fault(&base, 6, None);
+            let what = format!("{schedule}, {stages} x {micro_batches}");
+            assert_near(expected, (losses, weights), &what);
+        }
     }
 }
 
@@ -389,17 +381,12 @@ fn bytes_of_stages_are_those_predicted() {
         if prune {
             base = base.set("prune.method=magnitude prune.scope=layer prune.sparsity=0.9");
         }
-        let plan = planned(&base);
-        let peaks = on_every_rank(&base, |mut trainer| {
-            (0..6).try_for_each(|_| trainer.step().map(drop))?;
-            let peak = |category| trainer.device().ledger().peak(category) as u64;
-            Ok([Category::Weights, Category::Optimizer, Category::Mask, Category::Activations].map(peak))
-        });
-        let largest = |i: usize| peaks.iter().map(|rank| rank[i]).max().unwrap();
-        let predicted = &plan.memory;
-        assert_eq!(largest(0), predicted.weights, "{schedule}: weights");
-        assert_eq!(largest(1), predicted.optimizer, "{schedule}: optimizer");
-        assert_eq!(largest(2), predicted.mask, "{schedule}: masks");
+        let categories = [Category::Weights, Category::Optimizer, Category::Mask, Category::Activations];
+        let [measured, _] = peaks(&base, 6, categories);
+        let largest = |i: usize| measured.iter().map(|rank| rank[i]).max().unwrap();
+        let predicted = planned(&base).memory;
+        let expected = [predicted.weights, predicted.optimizer, predicted.mask];
+        assert_eq!([0, 1, 2].map(largest), expected, "{schedule}: weights, optimizer, masks");
         let (measured, least) = (largest(3), predicted.activations);
         assert!(
             (least..2 * least).contains(&measured),

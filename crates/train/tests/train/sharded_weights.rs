@@ -5,10 +5,11 @@ use espalier_nn::weights::WeightStore;
 use espalier_plan::schedule::Chunk;
 use espalier_tensor::Category;
 use espalier_train::RunSummary;
-use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, dense_and_pruned, images, on_every_rank, planned, tiny_cnn, tiny_gpt};
+use crate::support::{
+    Base, dense_and_pruned, images, on_every_rank, planned, take, tiny_cnn, tiny_gpt, written,
+};
 use crate::tensor::all_same;
 
 /// Samples to evaluate that two and four ranks do not have alike many micro-batches of.
@@ -114,8 +115,8 @@ fn sharded_weights_are_those_of_one_rank() {
         "parallel.data=2 parallel.tensor=2",
         "parallel.data=3 parallel.pipeline=2 parallel.schedule=1f1b",
     ];
-    for (how, base) in dense_and_pruned(&gpt) {
-        all_same(&base, layouts.map(|layout| format!("{layout} parallel.zero=3")), 6, 1e-5, how);
+    for base in dense_and_pruned(&gpt) {
+        all_same(&base, layouts.map(|layout| format!("{layout} parallel.zero=3")), 6, 1e-5);
     }
 }
 
@@ -145,7 +146,7 @@ fn every_byte_is_predicted() {
         let plan = planned(&base);
         let is_late = what == "late";
         let ranks = on_every_rank(&base, |mut trainer| {
-            (0..3).try_for_each(|_| trainer.step().map(drop))?;
+            take(&mut trainer, 3)?;
             let ledger = trainer.device().ledger();
             let peak = |category| ledger.peak(category) as u64;
             let at_rest = ledger.current(Category::Weights) as u64;
@@ -216,16 +217,9 @@ fn no_rank_ever_has_the_model() {
 #[test]
 fn a_model_of_sharded_weights_writes_the_same_text() {
     for set in ["parallel.data=2", "parallel.data=2 parallel.pipeline=2"] {
-        let base = gpt().set(set);
-        let write = |zero: usize| {
-            on_every_rank(&base.set(format!("parallel.zero={zero}")), |mut trainer| {
-                trainer.step()?;
-                let mut sampler = Sampler::new(Sampling { seed: 3, ..Sampling::GREEDY });
-                let mut generator = trainer.generator()?;
-                Ok(generator.generate(&[1, 2, 3], 12, &mut sampler, &mut |_| true)?.tokens)
-            })
-        };
-        assert_eq!(write(2), write(3), "{set:?}");
+        let [full, sharded] =
+            ["parallel.zero=2", "parallel.zero=3"].map(|zero| written(&gpt().set(set).set(zero)));
+        assert_eq!(full, sharded, "{set}");
     }
 }
 

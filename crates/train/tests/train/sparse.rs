@@ -4,7 +4,7 @@ use espalier_nn::weights::{ParameterId, WeightStore};
 use espalier_tensor::{Category, Mask};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, on_every_rank, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, losses, on_every_rank, prepare, tiny_cnn, tiny_gpt};
 
 fn gpt(method: &str) -> Base {
     let base = tiny_gpt("train.micro_batches=2 prune.sparsity=0.9 optimizer.name=sgd");
@@ -14,8 +14,7 @@ fn gpt(method: &str) -> Base {
 /// Losses, what is kept, and how many parameters are multiplied without their zeros at the end.
 fn train(base: &Base, steps: usize) -> (Vec<f64>, String, usize) {
     let mut all = on_every_rank(&base.steps(steps), |mut trainer| {
-        let losses =
-            (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<Vec<f64>>>()?;
+        let losses = losses(&mut trainer, steps)?;
         let weights = trainer.params();
         let sparse = weights.ids().filter(|id| WeightStore::sparse(weights, *id).is_some()).count();
         Ok((losses, trainer.params().mask_hash()?, sparse))

@@ -21,7 +21,7 @@ fn an_image_net_over_tiles_learns_what_it_learns_over_images() {
     let steps = if espalier_testing::long() { 50 } else { 10 };
     for size in [16, 19] {
         let grids = ["2", "3", "[2,2]", "[1,3]"].map(|grid| format!("parallel.spatial={grid}"));
-        all_same(&smooth(size), grids, steps, 1e-5, &format!("{size} pixels"));
+        all_same(&smooth(size), grids, steps, 1e-5);
     }
 }
 
@@ -35,7 +35,7 @@ fn a_residual_net_over_tiles_with_every_other_axis() {
         "parallel.spatial=2 parallel.pipeline=2",
         "parallel.spatial=2 parallel.pipeline=2 parallel.schedule=zb-h1 parallel.tensor=2",
     ];
-    all_same(&resnet8(), layouts, 3, 1e-4, "resnet8");
+    all_same(&resnet8(), layouts, 3, 1e-4);
 }
 
 /// A batch norm measures over the pixels of all tiles, and over all replicas where it is synchronised.
@@ -50,7 +50,7 @@ fn batch_norms_measure_full_images() {
         &format!("{replicas} parallel.zero=true"),
         &format!("{replicas} parallel.tensor=2"),
     ];
-    all_same(&smooth(16).set("model.layers.1.type=batch_norm"), layouts, 6, 1e-5, "batch norm");
+    all_same(&smooth(16).set("model.layers.1.type=batch_norm"), layouts, 6, 1e-5);
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn pruned_nets_over_tiles_learn_what_single_ranks_learn() {
     ] {
         // A score that is a sum over ranks may round to the other side of the threshold.
         let tolerance = if fields.contains("grasp") { 1e-3 } else { 1e-4 };
-        all_same(&smooth(16).set(fields), ["parallel.spatial=2"], 8, tolerance, fields);
+        all_same(&smooth(16).set(fields), ["parallel.spatial=2"], 8, tolerance);
     }
 }
 
@@ -72,7 +72,7 @@ fn pruned_nets_over_tiles_learn_what_single_ranks_learn() {
 fn dropout_on_tiles_drops_what_it_drops_on_images() {
     let base = smooth(16).set("model.layers.2.type=dropout model.layers.2.rate=0.3");
     let others = ["", " parallel.tensor=2", " parallel.integrated=auto"];
-    all_same(&base, others.map(|other| format!("parallel.spatial=2{other}")), 2, 1e-5, "dropout");
+    all_same(&base, others.map(|other| format!("parallel.spatial=2{other}")), 2, 1e-5);
 }
 
 #[test]

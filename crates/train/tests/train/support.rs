@@ -1,7 +1,7 @@
 //! What several tests use.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,7 @@ use espalier_tensor::cuda::Cuda;
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::checkpoint::Checkpoints;
+use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::parallel::on_threads;
 use espalier_train::prune::PruneReport;
 use espalier_train::run::{Launch, Observer, RunDir, RunOutcome, run};
@@ -25,19 +26,23 @@ use espalier_train::trainer::{Evaluation, StepReport, Trainer};
 use espalier_train::{Error, Result, RunSummary, Throughput};
 use tempfile::TempDir;
 
-/// A run file with overrides.
+/// A run file with settings beside it.
 #[derive(Clone)]
 pub struct Base {
     text: Arc<str>,
-    overrides: Vec<Override>,
+    line: String,
+}
+
+impl Display for Base {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
 }
 
 impl Base {
     /// More settings.
     pub fn set(&self, line: impl Display) -> Base {
-        let mut base = self.clone();
-        base.overrides.extend(settings(line));
-        base
+        Base { text: self.text.clone(), line: format!("{} {line}", self.line) }
     }
 
     /// The same for so many steps,
@@ -137,7 +142,7 @@ pub fn hash(summary: RunSummary) -> String {
 
 /// A run file of its own.
 pub fn base(text: &str) -> Base {
-    Base { text: text.into(), overrides: Vec::new() }
+    Base { text: text.into(), line: String::new() }
 }
 
 /// The settings of a line, with spaces between them; those within brackets belong to a setting.
@@ -290,13 +295,13 @@ pub fn pruned(base: &Base) -> Base {
 }
 
 /// Dense, and with nine weights of ten gone.
-pub fn dense_and_pruned(base: &Base) -> [(&'static str, Base); 2] {
-    [("dense", base.clone()), ("pruned", pruned(base))]
+pub fn dense_and_pruned(base: &Base) -> [Base; 2] {
+    [base.clone(), pruned(base)]
 }
 
 /// Why a run file cannot be run on its data.
 pub fn refused(base: &Base) -> String {
-    let run_file = match RunFile::parse(&base.text, &base.overrides) {
+    let run_file = match RunFile::parse(&base.text, &settings(base)) {
         Ok(run_file) => run_file,
         Err(error) => return error.to_string(),
     };
@@ -306,7 +311,7 @@ pub fn refused(base: &Base) -> String {
 
 /// The plan of a run file, without its data.
 pub fn planned(base: &Base) -> Plan {
-    let run_file = RunFile::parse(&base.text, &base.overrides).unwrap();
+    let run_file = RunFile::parse(&base.text, &settings(base)).unwrap();
     let facts = Dataset::facts_of(&run_file).unwrap();
     Plan::new(run_file, facts).unwrap()
 }
@@ -326,7 +331,7 @@ fn dataset(run_file: &RunFile) -> Arc<Dataset> {
 
 /// Everything that a run needs, from a run file.
 pub fn prepare(base: &Base, threads: usize) -> (Plan, Arc<Dataset>, Device) {
-    let run_file = RunFile::parse(&base.text, &base.overrides).unwrap();
+    let run_file = RunFile::parse(&base.text, &settings(base)).unwrap();
     let dataset = dataset(&run_file);
     let plan = Plan::new(run_file, dataset.facts()).unwrap();
     (plan, dataset, Device::cpu(threads).unwrap())
@@ -358,6 +363,16 @@ pub fn losses(trainer: &mut Trainer, steps: usize) -> Result<Vec<f64>> {
     (0..steps).map(|_| Ok(trainer.step()?.loss)).collect()
 }
 
+/// What each rank's model writes after a step.
+pub fn written(base: &Base) -> Vec<Vec<u32>> {
+    on_every_rank(base, |mut trainer| {
+        trainer.step()?;
+        let mut sampler = Sampler::new(Sampling { seed: 3, ..Sampling::GREEDY });
+        let mut generator = trainer.generator()?;
+        Ok(generator.generate(&[1, 2, 3], 12, &mut sampler, &mut |_| true)?.tokens)
+    })
+}
+
 /// The most bytes of some categories that each rank has in so many steps: measured, and as the plan says.
 pub fn peaks<const N: usize>(base: &Base, steps: usize, of: [Category; N]) -> [Vec<[u64; N]>; 2] {
     let plan = planned(base);
@@ -378,9 +393,10 @@ pub fn peaks<const N: usize>(base: &Base, steps: usize, of: [Category; N]) -> [V
 }
 
 /// Both are the same on every rank.
-pub fn assert_peaks<const N: usize>(base: &Base, steps: usize, of: [Category; N], what: impl Display) {
+#[track_caller]
+pub fn assert_peaks<const N: usize>(base: &Base, steps: usize, of: [Category; N]) {
     let [measured, predicted] = peaks(base, steps, of);
-    assert_eq!(measured, predicted, "{what}: {of:?} of every rank");
+    assert_eq!(measured, predicted, "{base}: {of:?} of every rank");
 }
 
 /// A run has measured what the plan says of some categories.
@@ -392,13 +408,14 @@ pub fn assert_predicted(of: &RunSummary, categories: &[&str], what: impl Display
 }
 
 /// A run that goes on from its middle ends as it did without a stop.
-pub fn assert_goes_on(base: &Base, [middle, steps]: [u64; 2], what: impl Display) {
+#[track_caller]
+pub fn assert_goes_on(base: &Base, [middle, steps]: [u64; 2]) {
     let base = base.steps(steps).set(format!("checkpoint.every={middle} checkpoint.keep=2"));
     let folder = tempfile::tempdir().unwrap();
     let expected = hash(base.run_in(folder.path()));
     fs::remove_dir_all(folder.path().join(format!("checkpoints/step-{steps:06}"))).unwrap();
     let (again, observer) = base.resume_observed(folder.path());
-    assert_eq!((hash(again), observer.resumed_after), (expected, Some(middle)), "{what}");
+    assert_eq!((hash(again), observer.resumed_after), (expected, Some(middle)), "{base}");
 }
 
 /// The largest relative difference between two lists of numbers.

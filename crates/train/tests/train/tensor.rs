@@ -55,37 +55,36 @@ pub fn all_same(
     layouts: impl IntoIterator<Item = impl Display>,
     steps: usize,
     tolerance: f64,
-    what: &str,
 ) -> Shown {
     let single = on(base, steps).remove(0);
     for layout in layouts {
-        same_as(&single, &base.set(&layout), steps, tolerance, &format!("{what}, {layout}"));
+        same_as(&single, &base.set(layout), steps, tolerance);
     }
     single
 }
 
 /// Runs a layout and compares it with one rank alone.
-fn same_as(single: &Shown, base: &Base, steps: usize, tolerance: f64, what: &str) {
+fn same_as(single: &Shown, base: &Base, steps: usize, tolerance: f64) {
     for (rank, many) in on(base, steps).iter().enumerate() {
         let far = apart(&single.losses, &many.losses);
         assert!(
             far < tolerance,
-            "{what}, rank {rank}: losses {far:e} apart\n{:?}\n{:?}",
+            "{base}, rank {rank}: losses {far:e} apart\n{:?}\n{:?}",
             single.losses,
             many.losses
         );
         let far = apart(&single.norms, &many.norms);
         assert!(
             far < 20.0 * tolerance,
-            "{what}, rank {rank}: norms {far:e} apart\n{:?}\n{:?}",
+            "{base}, rank {rank}: norms {far:e} apart\n{:?}\n{:?}",
             single.norms,
             many.norms
         );
         assert!(
             apart(&[single.validation], &[many.validation]) < tolerance,
-            "{what}, rank {rank}: validation"
+            "{base}, rank {rank}: validation"
         );
-        assert!((single.accuracy - many.accuracy).abs() < 0.02, "{what}, rank {rank}: accuracy");
+        assert!((single.accuracy - many.accuracy).abs() < 0.02, "{base}, rank {rank}: accuracy");
         for (name, runs, values) in &many.weights {
             let (_, _, full) =
                 single.weights.iter().find(|(of, ..)| of == name).expect("a parameter of the model");
@@ -95,7 +94,7 @@ fn same_as(single: &Shown, base: &Base, steps: usize, tolerance: f64, what: &str
                 let (i, off) = farthest(full, values);
                 assert!(
                     off / largest < 1e-3,
-                    "{what}, rank {rank}: {name} at {} is {}, alone {}",
+                    "{base}, rank {rank}: {name} at {} is {}, alone {}",
                     run.in_full + i,
                     values[i],
                     full[i]
@@ -116,11 +115,11 @@ fn gpt() -> Base {
 #[test]
 fn a_sharded_gpt_learns_what_a_full_one_learns() {
     let steps = if espalier_testing::long() { 50 } else { 12 };
-    for (how, base) in [("tied", gpt()), ("own head", gpt().set("model.tied=false"))] {
+    for base in [gpt(), gpt().set("model.tied=false")] {
         let layouts = [2, 3, 5].into_iter().flat_map(|ranks| {
             ["", " parallel.sequence=true"].map(|more| format!("parallel.tensor={ranks}{more}"))
         });
-        let single = all_same(&base, layouts, steps, 1e-5, how);
+        let single = all_same(&base, layouts, steps, 1e-5);
         assert!(single.losses[steps - 1] < single.losses[0], "it learns");
     }
 }
@@ -129,16 +128,16 @@ fn a_sharded_gpt_learns_what_a_full_one_learns() {
 /// other messages.
 #[test]
 fn plain_linear_layers_learn_what_pairs_learn() {
-    for (how, base) in [("tied", gpt()), ("own head", gpt().set("model.tied=false"))] {
+    for base in [gpt(), gpt().set("model.tied=false")] {
         let forms = ["plain", "[\"h.0\"]", "[\"h.0.mlp.c_fc\",\"h.1.attn\"]"].into_iter();
         let layouts = forms.flat_map(|form| {
             ["parallel.tensor=2", "parallel.tensor=3 parallel.pipeline=2"]
                 .map(|layout| format!("{layout} parallel.linear={form}"))
         });
-        all_same(&base, layouts, 8, 1e-5, how);
+        all_same(&base, layouts, 8, 1e-5);
     }
     let net = tiny_cnn("train.batch=8 train.eval_samples=11 learning_rate.peak=0.01");
-    all_same(&net, ["parallel.tensor=2 parallel.linear=plain"], 8, 1e-5, "the head of a net");
+    all_same(&net, ["parallel.tensor=2 parallel.linear=plain"], 8, 1e-5);
 }
 
 /// With every other axis and what goes with them.
@@ -159,14 +158,14 @@ fn all_axes_together_are_one_run() {
     let both =
         |other| ["false", "true"].map(|is| format!("parallel.tensor=2 parallel.sequence={is} {other}"));
     let layouts = others.into_iter().flat_map(both);
-    all_same(&gpt().set("train.micro_batches=4 model.layers=3"), layouts, 8, 1e-5, "all axes");
+    all_same(&gpt().set("train.micro_batches=4 model.layers=3"), layouts, 8, 1e-5);
 }
 
 #[test]
 fn the_noise_scale_is_that_of_full_gradients() {
     let base = gpt().set("train.noise_scale=true train.micro_batches=4");
     let layouts = ["parallel.tensor=2", "parallel.tensor=2 parallel.data=2 train.micro_batches=2"];
-    assert!(!all_same(&base, layouts, 6, 1e-5, "noise").noise.is_empty());
+    assert!(!all_same(&base, layouts, 6, 1e-5).noise.is_empty());
 }
 
 /// Norms of full tensors decide how far LAMB and LARS go.
@@ -175,7 +174,7 @@ fn trust_ratios_are_those_of_full_tensors() {
     for optimizer in ["lamb", "lars"] {
         let base = gpt().set(format!("optimizer.name={optimizer} learning_rate.peak=0.01"));
         let shared = "parallel.tensor=2 parallel.data=2 train.micro_batches=1 parallel.zero=true";
-        all_same(&base, ["parallel.tensor=2", shared], 6, 1e-5, optimizer);
+        all_same(&base, ["parallel.tensor=2", shared], 6, 1e-5);
     }
 }
 
@@ -184,14 +183,14 @@ fn trust_ratios_are_those_of_full_tensors() {
 #[test]
 fn llama_s_layers_are_sharded_by_heads() {
     let changes = "train.batch=8 train.micro_batches=2 train.eval_samples=8";
-    for (what, base) in [("layers", tiny_llama(changes)), ("family", rotary_llama(changes))] {
+    for base in [tiny_llama(changes), rotary_llama(changes)] {
         let base = base.set("optimizer.name=sgd learning_rate.peak=0.3 learning_rate.decay_steps=100");
         let all_axes = "parallel.sequence=true parallel.pipeline=2 parallel.data=2 train.micro_batches=1 \
                         parallel.zero=true train.recompute=attention";
         let layouts = [2, 4].into_iter().flat_map(|ranks| {
             ["", "parallel.sequence=true", all_axes].map(|more| format!("parallel.tensor={ranks} {more}"))
         });
-        all_same(&base, layouts, 8, 1e-5, what);
+        all_same(&base, layouts, 8, 1e-5);
     }
 }
 
@@ -199,7 +198,7 @@ fn llama_s_layers_are_sharded_by_heads() {
 fn convolutions_are_sharded_by_their_channels() {
     let base = tiny_cnn("train.batch=8 train.eval_samples=11 model.layers.0.stride=2");
     let base = base.set("learning_rate.peak=0.01 model.layers.1.type=gelu");
-    all_same(&base, ["parallel.tensor=2", "parallel.tensor=3"], 12, 1e-5, "channels");
+    all_same(&base, ["parallel.tensor=2", "parallel.tensor=3"], 12, 1e-5);
 }
 
 /// The masks of all ranks put together: by parameter, the indices of the full tensor that are kept.
@@ -348,6 +347,6 @@ fn memory_of_every_rank_is_what_the_plan_predicts() {
         (bf16.clone(), "parallel.tensor=2"),
         (bf16, "parallel.tensor=2 parallel.zero=true parallel.data=2"),
     ] {
-        assert_peaks(&base.set(layout).steps(2), 2, [Weights, Gradients, Optimizer], layout);
+        assert_peaks(&base.set(layout).steps(2), 2, [Weights, Gradients, Optimizer]);
     }
 }

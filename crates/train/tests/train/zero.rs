@@ -116,7 +116,7 @@ fn shared_gradients_of_several_micro_batches_are_those_of_one_rank() {
         ];
         // The noise scale is measured on full models.
         let layouts = layouts.into_iter().filter(|layout| what != "noise" || !layout.contains("pipeline"));
-        all_same(&base, layouts.map(|layout| format!("{layout} parallel.zero=2")), 8, 1e-5, what);
+        all_same(&base, layouts.map(|layout| format!("{layout} parallel.zero=2")), 8, 1e-5);
     }
 }
 

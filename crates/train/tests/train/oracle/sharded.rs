@@ -38,8 +38,11 @@ fn made_by(oracle: &Oracle, plan: &Plan, masked: bool, ranks: &Ranks, device: &D
 fn start(oracle: &Oracle, name: &str, masked: bool) -> Vec<f32> {
     let mut values = oracle.tensors[&format!("init/{name}")].clone();
     if let Some(words) = oracle.words.get(&format!("mask/{name}")).filter(|_| masked) {
-        let pruned = |i: usize| words[i / 32] >> (i % 32) & 1 == 0;
-        values.iter_mut().enumerate().filter(|(i, _)| pruned(*i)).for_each(|(_, value)| *value = 0.0);
+        values
+            .iter_mut()
+            .enumerate()
+            .filter(|(i, _)| !is_kept(words, *i))
+            .for_each(|(_, value)| *value = 0.0);
     }
     values
 }
