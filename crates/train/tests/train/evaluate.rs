@@ -81,22 +81,20 @@ fn files_are_held_out_instead_of_a_fraction() {
     // What would be no measure is an error, in one sentence.
     let sentence =
         |overrides: &str| open(overrides).unwrap_err().replace(&format!("{}/", folder.display()), "");
-    assert_eq!(
-        sentence("data.validation_path=train.bin"),
-        "data.validation_path is wrong: expected files that `data.path` does not train on, got train.bin"
-    );
-    assert_eq!(
-        sentence("data.validation_path=short.bin"),
-        "short.bin is too short for the validation windows: expected at least 9 tokens, got 8"
-    );
-    assert_eq!(
-        sentence("data.validation_path=none.bin"),
-        "none.bin is not there: expected a token file of little-endian ids"
-    );
-    assert_eq!(
-        sentence("data.validation_path=more data.validation=0.1"),
-        "`data.validation` and `data.validation_path` exclude each other: hold out a fraction, or use other files"
-    );
+    for (path, expected) in [
+        (
+            "train.bin",
+            "data.validation_path is wrong: expected files that `data.path` does not train on, got train.bin",
+        ),
+        ("short.bin", "short.bin is too short for the validation windows: expected at least 9 tokens, got 8"),
+        ("none.bin", "none.bin is not there: expected a token file of little-endian ids"),
+        (
+            "more data.validation=0.1",
+            "`data.validation` and `data.validation_path` exclude each other: hold out a fraction, or use other files",
+        ),
+    ] {
+        assert_eq!(sentence(&format!("data.validation_path={path}")), expected);
+    }
 }
 
 /// Extensions choose among the files of folders, also where what is held out is one file.

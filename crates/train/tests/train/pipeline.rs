@@ -226,8 +226,8 @@ fn by_hand(
     (losses, last.ids().map(|id| last.get(id).to_f32()).collect())
 }
 
-/// Losses as rank 0 has them, and the weights of all stages, where a stage's gradient of an update may be spoilt, on
-/// all replicas, as their sum would be; also which steps rank 0 says were taken.
+/// Losses as rank 0 has them, and the weights of all stages, where a stage's gradient of an update may be
+/// spoilt, on all replicas, as their sum would be; also which steps rank 0 says were taken.
 fn with_a_fault(
     base: &Base,
     steps: usize,

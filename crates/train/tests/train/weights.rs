@@ -32,7 +32,6 @@ fn cases() -> Vec<(&'static str, Base)> {
     let all = [
         ("magnitude, adamw", gpt(), "prune.method=magnitude train.clip=0.5"),
         ("random, low bits", gpt(), "prune.method=random train.precision=bf16 optimizer.master=low-bits"),
-        ("bf16 moments", gpt(), "prune.method=magnitude optimizer.moments=bf16 train.precision=bf16"),
         (
             "bf16 moments, zero",
             gpt().set("train.micro_batches=2"),

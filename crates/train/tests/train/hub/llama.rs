@@ -1,5 +1,5 @@
-//! What a configuration of the Llama family says that is not in its weights: a window, a scaling of positions, heads
-//! that do not divide.
+//! What a configuration of the Llama family says that is not in its weights: a window, a scaling of positions,
+//! heads that do not divide.
 
 use std::fs;
 use std::path::PathBuf;

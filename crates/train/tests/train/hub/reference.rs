@@ -1,9 +1,9 @@
-//! transformers as the reference: logits, a step of AdamW and greedy tokens of tiny models of random weights that
-//! it made (`../oracle/hub.py`), and the same of what we export, read by its `from_pretrained`. Once of what is kept
-//! in `../oracle/hub`, and where Python has transformers of what is made now.
+//! transformers as the reference: logits, a step of AdamW and greedy tokens of tiny models of random weights
+//! that it made (`../oracle/hub.py`), and the same of what we export, read by its `from_pretrained`. Once of what
+//! is kept in `../oracle/hub`, and where Python has transformers of what is made now.
 //!
-//! The models are a GPT-2, one of Llama with llama3 scaling and grouped keys, one of Qwen 2.5, of Qwen 3 and of
-//! Mistral; and a GPT-2 of another inner width, epsilon and activation than the published ones.
+//! The models are a GPT-2, one of Llama with llama3 scaling and grouped keys, one of Qwen 2.5, of Qwen 3 and
+//! of Mistral; and a GPT-2 of another inner width, epsilon and activation than the published ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -141,8 +141,8 @@ fn all_tensors(folder: &Path) -> BTreeMap<String, Numbers> {
     files.flat_map(|path| tensors(&path)).collect()
 }
 
-/// Every byte of every tensor with the names and shapes of save_pretrained, in one file and in shards, and of what
-/// is read of these again; and the same model.
+/// Every byte of every tensor with the names and shapes of save_pretrained, in one file and in shards, and of
+/// what is read of these again; and the same model.
 #[test]
 fn folders_survive_a_round_trip() {
     let out = tempfile::tempdir().unwrap();

@@ -107,7 +107,7 @@ fn uninterrupted(name: &str, trainer: &mut Trainer) -> Vec<(String, String)> {
     states
 }
 
-/// Exact counts, and on one thread, on two and on three the same masks and weights, however often it is stopped.
+/// Exact counts; and on one thread, on two and on three the same masks and weights, wherever it is stopped.
 #[test]
 fn every_method_keeps_its_promises() {
     for (number, (name, base)) in methods().into_iter().enumerate() {
