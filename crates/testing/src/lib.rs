@@ -47,41 +47,21 @@ pub enum Need {
     FashionMnist,
 }
 
-impl Need {
-    /// All of them.
-    pub const ALL: [Need; 12] = [
-        Need::Cuda,
-        Need::TwoCuda,
-        Need::Cudnn,
-        Need::TwoFour,
-        Need::Nccl,
-        Need::Nvrtc,
-        Need::Mpi,
-        Need::Python,
-        Need::Tokenizers,
-        Need::Transformers,
-        Need::Browser,
-        Need::FashionMnist,
-    ];
-
-    /// As it is written in `ESPALIER_REQUIRE`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Need::Cuda => "cuda",
-            Need::TwoCuda => "two-cuda",
-            Need::Cudnn => "cudnn",
-            Need::TwoFour => "two-four",
-            Need::Nccl => "nccl",
-            Need::Nvrtc => "nvrtc",
-            Need::Mpi => "mpi",
-            Need::Python => "python",
-            Need::Tokenizers => "tokenizers",
-            Need::Transformers => "transformers",
-            Need::Browser => "browser",
-            Need::FashionMnist => "fashion-mnist",
-        }
-    }
-}
+/// All of them, as they are written in `ESPALIER_REQUIRE`.
+const NEEDS: [(Need, &str); 12] = [
+    (Need::Cuda, "cuda"),
+    (Need::TwoCuda, "two-cuda"),
+    (Need::Cudnn, "cudnn"),
+    (Need::TwoFour, "two-four"),
+    (Need::Nccl, "nccl"),
+    (Need::Nvrtc, "nvrtc"),
+    (Need::Mpi, "mpi"),
+    (Need::Python, "python"),
+    (Need::Tokenizers, "tokenizers"),
+    (Need::Transformers, "transformers"),
+    (Need::Browser, "browser"),
+    (Need::FashionMnist, "fashion-mnist"),
+];
 
 /// Says that the test on this thread leaves out what needs something that is not here, and why it is not. The
 /// caller then returns, or goes on with the rest.
@@ -90,7 +70,8 @@ impl Need {
 /// Where `ESPALIER_REQUIRE` names the need.
 #[track_caller]
 pub fn skipped(need: Need, why: impl Display) {
-    let (name, why) = (need.name(), why.to_string().replace(['\n', '\t'], " "));
+    let (_, name) = NEEDS.iter().find(|(of, _)| *of == need).expect("all are in the table");
+    let why = why.to_string().replace(['\n', '\t'], " ");
     let required = std::env::var("ESPALIER_REQUIRE").unwrap_or_default();
     assert!(!parse(&required).contains(&need), "ESPALIER_REQUIRE names {name}, which is missing: {why}");
     eprintln!("SKIPPED for want of {name}: {why}");
@@ -135,13 +116,10 @@ pub fn long() -> bool {
 
 /// The needs that a list names.
 fn parse(list: &str) -> Vec<Need> {
-    let named = |name: &str| Need::ALL.into_iter().find(|need| need.name() == name);
     let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
-    let known = |name: &str| {
-        named(name).unwrap_or_else(|| {
-            let all = Need::ALL.map(Need::name).join(", ");
-            panic!("ESPALIER_REQUIRE: `{name}` is none of {all}")
-        })
+    let known = |name: &str| match NEEDS.iter().find(|(_, of)| *of == name) {
+        Some((need, _)) => *need,
+        None => panic!("ESPALIER_REQUIRE: `{name}` is none of {}", NEEDS.map(|(_, name)| name).join(", ")),
     };
     names.map(known).collect()
 }

@@ -83,7 +83,7 @@ struct Layout {
 /// The sums as the sink of each rank has them in the end, joined where each has a shard.
 fn summed(layout: Layout, micro_batches: usize) -> Vec<Vec<f32>> {
     let Layout { ranks, compress, mode, wide } = layout;
-    let (.., device) = prepare(&tiny_gpt(&[]), 1);
+    let (.., device) = prepare(&tiny_gpt(""), 1);
     let mesh = Mesh::new(PerAxis { data: ranks, ..PerAxis::ONES }).unwrap();
     let all = on_threads(&mesh, &device, |ranks, device| {
         let (mut params, mut buckets) = (params(device, compress), Buckets::default());
@@ -183,19 +183,13 @@ fn sums_of_many_bf16_gradients_are_those_in_f64() {
 
 /// A GPT whose batch is so many samples, one a micro-batch on one rank.
 fn gpt(samples: usize) -> Base {
-    let base = tiny_gpt(&[
-        "model.context=6",
-        "model.layers=1",
-        "model.width=8",
-        "data.count=1400",
-        "optimizer.name=sgd",
-    ]);
-    base.set("learning_rate.peak=0.5").set("learning_rate.warmup=0").set(format!("train.batch={samples}"))
+    let base = tiny_gpt("model.context=6 model.layers=1 model.width=8 data.count=1400 optimizer.name=sgd");
+    base.set(format!("learning_rate.peak=0.5 learning_rate.warmup=0 train.batch={samples}"))
 }
 
 /// What a rank reports of each of two steps, on stages and replicas.
 fn steps(base: &Base, stages: usize, data: usize, schedule: &str, zero: usize) -> Vec<StepReport> {
-    let base = base.set(format!("parallel.data={data}")).set(format!("parallel.pipeline={stages}"));
+    let base = base.set(format!("parallel.data={data} parallel.pipeline={stages}"));
     let base = if stages > 1 { base.set(format!("parallel.schedule={schedule}")) } else { base };
     let mut all = on_every_rank(&base.set(format!("parallel.zero={zero}")), |mut trainer| {
         (0..2).map(|_| trainer.step()).collect::<Result<Vec<_>, _>>()

@@ -9,6 +9,8 @@ use espalier_plan::config::RunFile;
 use espalier_tensor::Device;
 use espalier_train::trainer::Trainer;
 
+use crate::support::settings;
+
 const TEXT: &str = r#"
     seed = 4
     [model]
@@ -23,14 +25,13 @@ const TEXT: &str = r#"
     batch = 4
 "#;
 
-fn run_file(folder: &Path, overrides: &[&str]) -> Result<RunFile, String> {
-    let overrides: Vec<_> = overrides.iter().map(|&change| change.into()).collect();
-    let mut run = RunFile::parse(TEXT, &overrides).map_err(|error| error.to_string())?;
+fn run_file(folder: &Path, overrides: &str) -> Result<RunFile, String> {
+    let mut run = RunFile::parse(TEXT, &settings(overrides)).map_err(|error| error.to_string())?;
     run.resolve_paths(folder);
     Ok(run)
 }
 
-fn validation_loss(folder: &Path, overrides: &[&str]) -> f64 {
+fn validation_loss(folder: &Path, overrides: &str) -> f64 {
     let run = run_file(folder, overrides).unwrap();
     let dataset = Dataset::open(&run).unwrap();
     let plan = Plan::new(run, dataset.facts()).unwrap();
@@ -46,11 +47,9 @@ fn eval_samples_come_from_all_over_what_is_held_out() {
     for (name, text) in [("train.txt", "abc"), ("a.txt", "hello world and "), ("b.txt", "0123456789!?<>+-")] {
         fs::write(folder.join(name), text.repeat(100)).unwrap();
     }
-    let both =
-        validation_loss(folder, &["data.validation_path=[\"a.txt\", \"b.txt\"]", "train.eval_samples=2"]);
-    let of = |file: &str| {
-        validation_loss(folder, &[&format!("data.validation_path={file}"), "train.eval_samples=1"])
-    };
+    let both = validation_loss(folder, "data.validation_path=[\"a.txt\", \"b.txt\"] train.eval_samples=2");
+    let of =
+        |file: &str| validation_loss(folder, &format!("data.validation_path={file} train.eval_samples=1"));
     let (a, b) = (of("a.txt"), of("b.txt"));
     assert!((a - b).abs() > 1e-3, "the files differ to the model: {a} and {b}");
     assert!((both - (a + b) / 2.0).abs() < 1e-6, "{both} is not the mean of {a} and {b}");
@@ -67,37 +66,35 @@ fn files_are_held_out_instead_of_a_fraction() {
     {
         fs::write(folder.join(name), bytes).unwrap();
     }
-    let open = |overrides: &[&str]| {
-        let tokens = ["data.kind=tokens", "data.path=train.bin", "model.vocab=250"];
-        let run = run_file(folder, &[&tokens, overrides].concat())?;
+    let open = |overrides: &str| {
+        let tokens = "data.kind=tokens data.path=train.bin model.vocab=250";
+        let run = run_file(folder, &format!("{tokens} {overrides}"))?;
         Dataset::open(&run).map_err(|error| error.to_string())
     };
-    let data = open(&["data.validation_path=more"]).unwrap();
+    let data = open("data.validation_path=more").unwrap();
     assert_eq!((data.len(DataSplit::Train), data.len(DataSplit::Validation)), (11, 6));
     assert_eq!(
         data.batch(DataSplit::Validation, &[(0, 5)]).unwrap().targets,
         [241, 242, 243, 244, 245, 246, 247, 248]
     );
-    assert_eq!(open(&["data.validation=0"]).unwrap().len(DataSplit::Train), 11);
+    assert_eq!(open("data.validation=0").unwrap().len(DataSplit::Train), 11);
     // What would be no measure is an error, in one sentence.
     let sentence =
-        |overrides: &[&str]| open(overrides).unwrap_err().replace(&format!("{}/", folder.display()), "");
-    assert_eq!(
-        sentence(&["data.validation_path=train.bin"]),
-        "data.validation_path is wrong: expected files that `data.path` does not train on, got train.bin"
-    );
-    assert_eq!(
-        sentence(&["data.validation_path=short.bin"]),
-        "short.bin is too short for the validation windows: expected at least 9 tokens, got 8"
-    );
-    assert_eq!(
-        sentence(&["data.validation_path=none.bin"]),
-        "none.bin is not there: expected a token file of little-endian ids"
-    );
-    assert_eq!(
-        sentence(&["data.validation_path=more", "data.validation=0.1"]),
-        "`data.validation` and `data.validation_path` exclude each other: hold out a fraction, or use other files"
-    );
+        |overrides: &str| open(overrides).unwrap_err().replace(&format!("{}/", folder.display()), "");
+    for (path, expected) in [
+        (
+            "train.bin",
+            "data.validation_path is wrong: expected files that `data.path` does not train on, got train.bin",
+        ),
+        ("short.bin", "short.bin is too short for the validation windows: expected at least 9 tokens, got 8"),
+        ("none.bin", "none.bin is not there: expected a token file of little-endian ids"),
+        (
+            "more data.validation=0.1",
+            "`data.validation` and `data.validation_path` exclude each other: hold out a fraction, or use other files",
+        ),
+    ] {
+        assert_eq!(sentence(&format!("data.validation_path={path}")), expected);
+    }
 }
 
 /// Extensions choose among the files of folders, also where what is held out is one file.
@@ -110,7 +107,7 @@ fn text_of_folders_is_held_out_as_well() {
         fs::write(folder.join(name), text.repeat(4)).unwrap();
     }
     let open = |path: &str| {
-        let overrides = ["data.path=in", "data.extensions=[\"md\"]", &format!("data.validation_path={path}")];
+        let overrides = format!("data.path=in data.extensions=[\"md\"] data.validation_path={path}");
         Dataset::open(&run_file(folder, &overrides)?).map_err(|error| error.to_string())
     };
     let data = open("out.txt").unwrap();

@@ -7,7 +7,6 @@ use std::time::Duration;
 use espalier_nn::layers::{BatchSlice, ForwardContext, Mode};
 use espalier_nn::model::Model;
 use espalier_nn::weights::Weights;
-use espalier_plan::config::Override;
 use espalier_plan::config::RunFile;
 use espalier_plan::spec::RecomputeMode;
 use espalier_plan::{DataFacts, Plan};
@@ -15,13 +14,13 @@ use espalier_tensor::ops::compress::apply;
 use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 use espalier_train::infer::{FinishReason, Generator, Sampler, Sampling, TextStream};
 use espalier_train::parallel::Ranks;
-use espalier_train::run::{Observer, RunDir};
+use espalier_train::run::RunDir;
 use espalier_train::stage::Stage;
 use espalier_train::trained::TrainedModel;
 use espalier_train::trained::on_ranks;
 
 use crate::fixture::Fixture;
-use crate::support::{Base, rotary_llama, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{Base, open, rotary_llama, settings, tiny_cnn, tiny_gpt, tiny_llama};
 
 const HOT: Sampling = Sampling { temperature: 1.3, top_k: 9, top_p: 0.95, seed: 5, ..Sampling::GREEDY };
 const LIMIT: Duration = Duration::from_secs(60);
@@ -29,25 +28,24 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Trains in a folder, and opens what came of it.
 fn trained(base: &Base, folder: &Path) -> TrainedModel {
     base.run_in(folder);
-    TrainedModel::open(folder, |broken| panic!("{broken}")).unwrap()
+    open(folder)
 }
 
 fn dense() -> Base {
-    tiny_gpt(&["train.steps=8"])
+    tiny_gpt("train.steps=8")
 }
 
 fn pruned() -> Base {
-    tiny_gpt(&["train.steps=8", "prune.method=magnitude", "prune.sparsity=0.9", "prune.at=2"])
+    tiny_gpt("train.steps=8 prune.method=magnitude prune.sparsity=0.9 prune.at=2")
 }
 
 /// What a trained model does on the ranks of a layout.
 fn generating<R: Send>(
     trained: &TrainedModel,
-    set: &[&str],
+    set: &str,
     work: impl Fn(&mut Generator<'_>) -> espalier_train::Result<R> + Sync,
 ) -> R {
-    let set: Vec<_> = set.iter().map(|&set| set.into()).collect();
-    let plan = trained.plan(&set).unwrap();
+    let plan = trained.plan(&settings(set)).unwrap();
     on_ranks(trained, &plan, &Device::cpu(2).unwrap(), LIMIT, None, work).unwrap()
 }
 
@@ -74,8 +72,8 @@ fn tokens_are_those_of_reading_the_full_text_every_time() {
     for (name, base) in [
         ("dense", dense()),
         ("pruned", pruned()),
-        ("llama", tiny_llama(&["train.steps=8"])),
-        ("rotary", rotary_llama(&["train.steps=8"])),
+        ("llama", tiny_llama("train.steps=8")),
+        ("rotary", rotary_llama("train.steps=8")),
     ] {
         let trained = trained(&base, &folder.path().join(name));
         for (text, sampling) in [("12+7=", Sampling::GREEDY), ("5", Sampling::GREEDY), ("31-4", HOT)] {
@@ -87,14 +85,14 @@ fn tokens_are_those_of_reading_the_full_text_every_time() {
                 assert_eq!(written.tokens, again, "{name} {text}");
                 Ok(written.tokens)
             };
-            let single = generating(&trained, &[], both);
+            let single = generating(&trained, "", both);
             for set in [
-                &["parallel.pipeline=2"][..],
-                &["parallel.tensor=2"],
-                &["parallel.pipeline=2", "parallel.tensor=2"],
-                &["parallel.pipeline=2", "parallel.schedule=interleaved", "parallel.chunks=2"],
+                "parallel.pipeline=2",
+                "parallel.tensor=2",
+                "parallel.pipeline=2 parallel.tensor=2",
+                "parallel.pipeline=2 parallel.schedule=interleaved parallel.chunks=2",
             ] {
-                assert_eq!(generating(&trained, set, both), single, "{name} {text} {set:?}");
+                assert_eq!(generating(&trained, set, both), single, "{name} {text} {set}");
             }
         }
     }
@@ -145,7 +143,7 @@ fn a_text_may_be_read_in_chunks() {
     let folder = tempfile::tempdir().unwrap();
     let trained = trained(&pruned(), folder.path());
     let ids = trained.tokenizer().unwrap().encode("12+7=19\n31-4=27\n5").unwrap();
-    for set in [&[][..], &["parallel.pipeline=2"], &["parallel.tensor=2"]] {
+    for set in ["", "parallel.pipeline=2", "parallel.tensor=2"] {
         generating(&trained, set, |generator| {
             let mut greedy = Sampler::new(Sampling::GREEDY);
             let mut choose = |logits: &[f32]| greedy.choose(logits);
@@ -154,7 +152,7 @@ fn a_text_may_be_read_in_chunks() {
             generator.read(&ids[..7], &mut choose)?;
             generator.read(&ids[7..12], &mut choose)?;
             assert_eq!(generator.length(), 12);
-            assert_eq!(generator.read(&ids[12..], &mut choose)?, at_once, "{set:?}");
+            assert_eq!(generator.read(&ids[12..], &mut choose)?, at_once, "{set}");
             Ok(())
         });
     }
@@ -166,7 +164,7 @@ fn a_text_ends_where_the_context_does_or_where_somebody_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let trained = trained(&dense(), folder.path());
     let prompt = trained.tokenizer().unwrap().encode("12+7=").unwrap();
-    for set in [&[][..], &["parallel.pipeline=2"]] {
+    for set in ["", "parallel.pipeline=2"] {
         generating(&trained, set, |generator| {
             let mut sampler = Sampler::new(HOT);
             let written = generator.generate(&prompt, 1000, &mut sampler, &mut |_| true)?;
@@ -191,27 +189,21 @@ fn a_text_ends_where_the_context_does_or_where_somebody_says_so() {
 #[test]
 fn the_cache_is_as_large_as_planned() {
     let folder = tempfile::tempdir().unwrap();
-    for (name, base) in [
-        ("gpt", dense()),
-        ("llama", tiny_llama(&["train.steps=1"])),
-        ("rotary", rotary_llama(&["train.steps=1"])),
-    ] {
+    for (name, base) in
+        [("gpt", dense()), ("llama", tiny_llama("train.steps=1")), ("rotary", rotary_llama("train.steps=1"))]
+    {
         let trained = trained(&base, &folder.path().join(name));
-        for set in [
-            &[][..],
-            &["train.precision=bf16"],
-            &["parallel.pipeline=2"],
-            &["parallel.tensor=2", "train.precision=bf16"],
-        ] {
-            let owned: Vec<_> = set.iter().map(|&set| set.into()).collect();
-            let plan = trained.plan(&owned).unwrap();
+        for set in
+            ["", "train.precision=bf16", "parallel.pipeline=2", "parallel.tensor=2 train.precision=bf16"]
+        {
+            let plan = trained.plan(&settings(set)).unwrap();
             generating(&trained, set, |generator| {
                 generator.generate(&[1, 2, 3], 3, &mut Sampler::new(HOT), &mut |_| true)?;
                 let (in_use, planned) = (
                     generator.device().ledger().current(Category::Cache),
                     plan.cache_bytes(generator.ranks().rank())?,
                 );
-                assert!(planned > 0 && in_use as u64 == planned, "{name} {set:?}: {in_use} and {planned}");
+                assert!(planned > 0 && in_use as u64 == planned, "{name} {set}: {in_use} and {planned}");
                 assert_eq!(generator.device().ledger().current(Category::Activations), 0);
                 Ok(())
             });
@@ -224,7 +216,7 @@ fn the_same_seed_writes_the_same_text_in_bf16_too() {
     let folder = tempfile::tempdir().unwrap();
     let trained = trained(&dense(), folder.path());
     let write = |seed| {
-        generating(&trained, &["train.precision=bf16"], |generator| {
+        generating(&trained, "train.precision=bf16", |generator| {
             let mut sampler = Sampler::new(Sampling { seed, ..HOT });
             Ok(generator.generate(&[3, 1], 20, &mut sampler, &mut |_| true)?.tokens)
         })
@@ -236,16 +228,16 @@ fn the_same_seed_writes_the_same_text_in_bf16_too() {
 #[test]
 fn what_cannot_write_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let images = trained(&tiny_cnn(&["train.steps=1"]), &folder.path().join("images"));
-    let refused = |trained: &TrainedModel, set: &[Override]| {
-        let plan = trained.plan(set).unwrap();
+    let images = trained(&tiny_cnn("train.steps=1"), &folder.path().join("images"));
+    let refused = |trained: &TrainedModel, set: &str| {
+        let plan = trained.plan(&settings(set)).unwrap();
         let device = Device::cpu(2).unwrap();
         on_ranks(trained, &plan, &device, LIMIT, None, |_| Ok(())).unwrap_err().to_string()
     };
-    assert_eq!(refused(&images, &[]), "`model.name` is \"custom\", an image model, which generates no text");
+    assert_eq!(refused(&images, ""), "`model.name` is \"custom\", an image model, which generates no text");
     let text = trained(&dense(), &folder.path().join("text"));
     assert_eq!(
-        refused(&text, &["parallel.tensor=2".into(), "parallel.sequence=true".into()]),
+        refused(&text, "parallel.tensor=2 parallel.sequence=true"),
         "`parallel.sequence` splits the positions of a sequence, and generation has one at a time"
     );
 }
@@ -290,45 +282,31 @@ fn tokens_are_those_of_hugging_faces_gpt_2() {
     assert!(compared > 50, "{compared} tokens were compared");
 }
 
-/// Records the samples of a run.
-#[derive(Default)]
-struct SampleObserver(Vec<(u64, String)>);
-
-impl Observer for SampleObserver {
-    fn sampled(&mut self, step: u64, prompt: &str, text: &str) {
-        assert_eq!(prompt, "12+");
-        self.0.push((step, text.to_owned()));
-    }
-}
-
 /// A run that generates samples: when it says, what its checkpoint would generate, and nothing else changes by
 /// it, on one rank and several.
 #[test]
 fn a_run_shows_what_its_model_generates() {
     let layouts = [
-        &[][..],
-        &["parallel.pipeline=2", "train.micro_batches=2"],
-        &["parallel.tensor=2"],
-        &["parallel.tensor=2", "parallel.sequence=true"],
+        "",
+        "parallel.pipeline=2 train.micro_batches=2",
+        "parallel.tensor=2",
+        "parallel.tensor=2 parallel.sequence=true",
     ];
     for layout in layouts {
         let folder = tempfile::tempdir().unwrap();
-        let quiet = tiny_gpt(&["train.steps=6", "train.eval_every=2"]).with(layout);
-        let asks = ["sample.prompt=12+", "sample.tokens=12", "sample.every=2", "sample.temperature=0.5"];
-        let talks = quiet.with(asks);
-        let outcome = |base: &Base, name: &str, observer: &mut SampleObserver| {
-            base.run_at(&RunDir::at(folder.path().join(name)), observer).unwrap().summary
-        };
-        let mut observer = SampleObserver::default();
-        let with = outcome(&talks, "talks", &mut observer);
-        let without = outcome(&quiet, "quiet", &mut SampleObserver::default());
-        assert_eq!((with.weights_hash, with.loss), (without.weights_hash, without.loss), "{layout:?}");
-        assert_eq!(observer.0.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [4, 6], "{layout:?}");
+        let quiet = tiny_gpt("train.steps=6 train.eval_every=2").set(layout);
+        let asks = "sample.prompt=12+ sample.tokens=12 sample.every=2 sample.temperature=0.5";
+        let talks = quiet.set(asks);
+        let (with, observer) = talks.run_observed_at(&RunDir::at(folder.path()));
+        let (with, without) = (with.unwrap(), quiet.run());
+        assert_eq!((with.weights_hash, with.loss), (without.weights_hash, without.loss), "{layout}");
+        let samples = observer.samples.iter().map(|(step, prompt, _)| (*step, prompt.as_str()));
+        assert_eq!(samples.collect::<Vec<_>>(), [(4, "12+"), (6, "12+")], "{layout}");
 
-        let trained = TrainedModel::open(&folder.path().join("talks"), |broken| panic!("{broken}")).unwrap();
+        let trained = open(folder.path());
         let tokenizer = trained.tokenizer().unwrap();
         let sampling = Sampling { temperature: 0.5, top_k: 0, top_p: 1.0, seed: 4, ..Sampling::GREEDY };
-        let text = generating(&trained, &[], |generator| {
+        let text = generating(&trained, "", |generator| {
             let prompt = tokenizer.encode("12+").unwrap();
             let mut stream = TextStream::new(tokenizer, &[]);
             let mut should_continue = |token| {
@@ -339,14 +317,14 @@ fn a_run_shows_what_its_model_generates() {
             stream.finish();
             Ok(stream.text().to_owned())
         });
-        assert_eq!(observer.0[1].1, text, "{layout:?}");
+        assert_eq!(observer.samples[1].2, text, "{layout}");
     }
 }
 
 /// Before the first step, not at the end of the run.
 #[test]
 fn a_prompt_that_is_too_long_for_the_model_is_refused_at_once() {
-    let base = tiny_gpt(&["train.steps=1"]).set(format!("sample.prompt=\"{}\"", "1".repeat(25)));
+    let base = tiny_gpt(format!("train.steps=1 sample.prompt=\"{}\"", "1".repeat(25)));
     assert_eq!(
         base.run_observed().0.unwrap_err().to_string(),
         "`sample.prompt` has 25 tokens, more than `model.context` = 24: shorten it"

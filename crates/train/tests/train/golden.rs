@@ -93,43 +93,33 @@ fn gpt(precision: &str) -> Base {
         [checkpoint]
         last = false
     "#;
-    base(RUN, &[]).set(format!("data.path={TEXT}")).set(format!("train.precision={precision}"))
-}
-
-fn change(base: Base, change: &&str) -> Base {
-    base.set(change)
+    base(RUN).set(format!("data.path={TEXT} train.precision={precision}"))
 }
 
 fn pruned(base: &Base) -> Base {
-    ["prune.method=gradual", "prune.sparsity=0.8", "prune.every=1", "prune.end=2", "prune.state=compressed"]
-        .iter()
-        .fold(base.clone(), change)
+    base.set("prune.method=gradual prune.sparsity=0.8 prune.every=1 prune.end=2 prune.state=compressed")
 }
 
 fn cnn() -> Base {
-    ["train.steps=4", "train.eval_every=2", "train.micro_batches=2", "checkpoint.last=false", "data.count=80"]
-        .iter()
-        .fold(tiny_cnn(&[]), change)
+    tiny_cnn("train.steps=4 train.eval_every=2 train.micro_batches=2 checkpoint.last=false data.count=80")
 }
 
 /// A name and what it changes.
-const LAYOUTS: [(&str, &[&str]); 6] = [
-    ("one rank", &[]),
-    ("2 replicas", &["parallel.data=2"]),
-    ("2 stages", &["parallel.pipeline=2"]),
-    ("2 x 2", &["parallel.data=2", "parallel.pipeline=2"]),
-    ("zero", &["parallel.data=2", "parallel.zero=true"]),
-    ("local", &["parallel.data=2", "parallel.average_every=2"]),
+const LAYOUTS: [(&str, &str); 6] = [
+    ("one rank", ""),
+    ("2 replicas", "parallel.data=2"),
+    ("2 stages", "parallel.pipeline=2"),
+    ("2 x 2", "parallel.data=2 parallel.pipeline=2"),
+    ("zero", "parallel.data=2 parallel.zero=true"),
+    ("local", "parallel.data=2 parallel.average_every=2"),
 ];
 
 fn on_layouts<'a>(
     what: &'a str,
     base: &'a Base,
-    layouts: &'a [(&str, &[&str])],
+    layouts: &'a [(&str, &str)],
 ) -> impl Iterator<Item = (String, Base)> + 'a {
-    let one = move |(layout, changes): &(&str, &[&str])| {
-        (format!("{what}, {layout}"), changes.iter().fold(base.clone(), change))
-    };
+    let one = move |(layout, changes): &(&str, &str)| (format!("{what}, {layout}"), base.set(changes));
     layouts.iter().map(one)
 }
 
@@ -148,7 +138,7 @@ fn golden_gpt_in_bf16() {
 #[test]
 fn golden_cnn() {
     let base = cnn();
-    let synchronised = base.set("parallel.batch_norm=synchronised").set("parallel.data=2");
+    let synchronised = base.set("parallel.batch_norm=synchronised parallel.data=2");
     let synchronised = ("cnn, synchronised".to_owned(), synchronised);
     check(on_layouts("cnn", &base, &LAYOUTS).chain([synchronised]));
 }
@@ -156,14 +146,14 @@ fn golden_cnn() {
 /// Methods that need gradients of all weights, and those that compare several steps.
 #[test]
 fn golden_pruning_methods() {
-    let set = |changes: &[&str]| changes.iter().fold(gpt("f32"), change);
+    let set = |changes: &str| gpt("f32").set(changes);
     let methods = [
-        ("snip", set(&["prune.method=snip", "prune.samples=8"])),
-        ("grasp", set(&["prune.method=grasp", "prune.samples=4"])),
-        ("rigl", set(&["prune.method=rigl", "prune.every=1", "prune.sparsity=0.7"])),
-        ("elsa", set(&["prune.method=elsa", "prune.every=1", "prune.penalty=0.1"])),
-        ("lottery", set(&["prune.method=lottery", "prune.rate=0.5", "prune.sparsity=0.5"])),
-        ("2:4", set(&["prune.method=2:4"])),
+        ("snip", set("prune.method=snip prune.samples=8")),
+        ("grasp", set("prune.method=grasp prune.samples=4")),
+        ("rigl", set("prune.method=rigl prune.every=1 prune.sparsity=0.7")),
+        ("elsa", set("prune.method=elsa prune.every=1 prune.penalty=0.1")),
+        ("lottery", set("prune.method=lottery prune.rate=0.5 prune.sparsity=0.5")),
+        ("2:4", set("prune.method=2:4")),
     ];
     let layouts = [LAYOUTS[0], LAYOUTS[3]];
     check(methods.iter().flat_map(|(name, base)| on_layouts(name, base, &layouts)));
@@ -172,8 +162,8 @@ fn golden_pruning_methods() {
 /// Every schedule, on a pruned GPT of as many blocks as the longest needs.
 #[test]
 fn golden_schedules() {
-    let base = gpt("f32").set("prune.method=magnitude").set("prune.sparsity=0.8").set("model.layers=3");
-    let base = base.set("train.micro_batches=4").set("model.tied=false").set("train.clip=0");
+    let base = gpt("f32").set("prune.method=magnitude prune.sparsity=0.8 model.layers=3");
+    let base = base.set("train.micro_batches=4 model.tied=false train.clip=0");
     let base = base.set("parallel.pipeline=2");
     let schedules = ["gpipe", "1f1b", "interleaved", "zb-h1", "chimera", "axonn", "pipedream", "2bw"];
     check(schedules.map(|name| (format!("schedule {name}"), base.set(format!("parallel.schedule={name}")))));

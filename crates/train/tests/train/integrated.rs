@@ -1,16 +1,20 @@
 //! Integrated parallelism: one group of ranks by samples or by tiles for convolutions, by features for linear
 //! layers, trains as one rank does, and sends and holds what the plan says.
 
+use std::fmt::Display;
+
 use espalier_plan::cost::Parallelism::{self, Data, Domain, Model};
 use espalier_tensor::Category::{Activations, Gradients, Optimizer, Weights};
 
-use crate::support::{Base, base, files, images, on_every_rank, passed_on, planned, refused, saved};
-use crate::tensor::{masks, on, same_as};
+use crate::support::{
+    Base, assert_peaks, base, dense_and_pruned, files, images, passed_on, planned, pruned, refused, saved,
+};
+use crate::tensor::{all_same, masks};
 use crate::traffic::check;
 
 /// As VGG and AlexNet are: convolutions and pools, then three linear layers with dropout between them;
 /// smooth, since a kink is no rounding. Widths and samples that three ranks do not divide.
-fn net(overrides: &[&str]) -> Base {
+fn net(line: impl Display) -> Base {
     const TEXT: &str = r#"
         seed = 4
         [model]
@@ -46,8 +50,11 @@ fn net(overrides: &[&str]) -> Base {
         peak = 0.01
         schedule = "constant"
     "#;
-    base(TEXT, overrides)
+    base(TEXT).set(line)
 }
+
+/// All linear layers.
+const LINEAR: &str = "parallel.integrated=[\"layers.8\",\"layers.11\",\"layers.13\"]";
 
 fn steps() -> usize {
     if espalier_testing::long() { 50 } else { 8 }
@@ -63,25 +70,21 @@ const MIXTURES: [&str; 5] = [
     "[\"layers.3\",\"layers.13\"]",
 ];
 
-fn pruned(base: &Base) -> Base {
-    base.with(["prune.method=magnitude", "prune.sparsity=0.9", "prune.state=compressed"])
+/// All of them on some axes. A convolution on tiles is by domain.
+fn mixtures_on(axes: &[&str]) -> Vec<String> {
+    let on_axes = |mixture: &'static str| {
+        let can_be = move |axis: &&&str| !(axis.starts_with("spatial") && mixture.contains("layers.3"));
+        let layout = move |axis: &&str| format!("parallel.{axis} parallel.integrated={mixture}");
+        axes.iter().filter(can_be).map(layout)
+    };
+    MIXTURES.into_iter().flat_map(on_axes).collect()
 }
 
 #[test]
 fn mixtures_learn_what_one_rank_learns() {
-    for (how, base) in [("dense", net(&[])), ("pruned", pruned(&net(&[])))] {
-        let single = on(&base, steps()).remove(0);
-        for mixture in MIXTURES {
-            for axis in ["tensor=2", "tensor=3", "spatial=2", "spatial=[2,2]"] {
-                let fields = [format!("parallel.{axis}"), format!("parallel.integrated={mixture}")];
-                // A convolution on tiles is by domain.
-                if axis.starts_with("spatial") && mixture.contains("layers.3") {
-                    continue;
-                }
-                let many = base.with([&fields[0], &fields[1]]);
-                same_as(&single, &many, steps(), 1e-5, &format!("{how}: {fields:?}"));
-            }
-        }
+    let layouts = mixtures_on(&["tensor=2", "tensor=3", "spatial=2", "spatial=[2,2]"]);
+    for base in dense_and_pruned(&net("")) {
+        all_same(&base, &layouts, steps(), 1e-5);
     }
 }
 
@@ -89,82 +92,61 @@ fn mixtures_learn_what_one_rank_learns() {
 /// what stands before it still goes back through its own shapes.
 #[test]
 fn what_nothing_trained_stands_before_is_sharded_without_a_backward() {
-    for (what, net) in [
-        ("one layer", net(&["model={name=\"mlp\",hidden=[]}"])),
-        (
-            "a pool",
-            net(&["model.layers=[{type=\"max_pool\",kernel=2},{type=\"flatten\"},{type=\"linear\"}]"]),
-        ),
+    for layers in [
+        "model={name=\"mlp\",hidden=[]}",
+        "model.layers=[{type=\"max_pool\",kernel=2},{type=\"flatten\"},{type=\"linear\"}]",
     ] {
-        let single = on(&net, 3).remove(0);
-        for axis in ["parallel.tensor=2", "parallel.tensor=3", "parallel.spatial=2"] {
-            same_as(
-                &single,
-                &net.with([axis, "parallel.integrated=auto"]),
-                3,
-                1e-5,
-                &format!("{what}, {axis}"),
-            );
-        }
+        let axes = ["tensor=2", "tensor=3", "spatial=2"];
+        all_same(&net(layers), axes.map(|axis| format!("parallel.{axis} parallel.integrated=auto")), 3, 1e-5);
     }
 }
 
 /// With replicas, shared state, blocks that run again, other optimizers, batch norms over all that have samples.
 #[test]
 fn mixtures_go_with_the_other_settings() {
-    let linear = "parallel.integrated=[\"layers.8\",\"layers.11\",\"layers.13\"]";
-    let base = net(&["train.batch=24"]);
-    let single = on(&base, 5).remove(0);
-    for axis in ["parallel.tensor=2", "parallel.spatial=2"] {
-        for other in [
-            &["parallel.data=2", "train.micro_batches=1"][..],
-            &["parallel.data=2", "train.micro_batches=1", "parallel.zero=true"],
-            &["train.recompute=block"],
-        ] {
-            let many = base.with([axis, linear]).with(other);
-            same_as(&single, &many, 5, 1e-5, &format!("{axis} with {other:?}"));
-        }
-    }
-    for optimizer in ["lamb", "lars"] {
-        let base = base.set(format!("optimizer.name={optimizer}"));
-        let single = on(&base, 5).remove(0);
-        same_as(&single, &base.with(["parallel.tensor=2", linear]), 5, 1e-5, optimizer);
-    }
+    let base = net("train.batch=24");
+    let layouts = ["parallel.tensor=2", "parallel.spatial=2"].into_iter().flat_map(|axis| {
+        [
+            "parallel.data=2 train.micro_batches=1",
+            "parallel.data=2 train.micro_batches=1 parallel.zero=true",
+            "train.recompute=block",
+        ]
+        .map(|other| format!("{axis} {LINEAR} {other}"))
+    });
+    all_same(&base, layouts, 5, 1e-5);
     // A bias before a norm has no gradient but rounding.
-    let norm = base.with(["model.layers.0.bias=false", "model.layers.1.type=batch_norm"]);
-    let single = on(&norm, 5).remove(0);
-    for axis in ["parallel.tensor=3", "parallel.spatial=2"] {
-        same_as(&single, &norm.with([axis, linear]), 5, 1e-5, &format!("batch norm on {axis}"));
+    let norm = base.set("model.layers.0.bias=false model.layers.1.type=batch_norm");
+    let replicas = "parallel.tensor=2 parallel.data=2 parallel.batch_norm=synchronised";
+    for (base, layouts) in [
+        (base.set("optimizer.name=lamb"), &["parallel.tensor=2"][..]),
+        (base.set("optimizer.name=lars"), &["parallel.tensor=2"]),
+        (norm.clone(), &["parallel.tensor=3", "parallel.spatial=2"]),
+        (norm.set("train.micro_batches=1"), &[replicas]),
+    ] {
+        all_same(&base, layouts.iter().map(|layout| format!("{layout} {LINEAR}")), 5, 1e-5);
     }
-    let one_batch = norm.with(["train.micro_batches=1"]);
-    let single = on(&one_batch, 5).remove(0);
-    let both = ["parallel.tensor=2", "parallel.data=2", "parallel.batch_norm=synchronised", linear];
-    same_as(&single, &one_batch.with(both), 5, 1e-5, "batch norm over replicas too");
 }
 
 /// Scores of gradients, over samples that do not divide: more ranks than there are in the last micro-batch.
 #[test]
 fn pruning_by_gradients_sees_the_gradients_of_one_rank() {
-    for (what, fields) in [
-        ("snip", vec!["prune.method=snip", "prune.sparsity=0.6", "prune.samples=15"]),
-        ("grasp", vec!["prune.method=grasp", "prune.sparsity=0.6", "prune.samples=20"]),
-        ("rigl", vec!["prune.method=rigl", "prune.sparsity=0.6", "prune.every=3"]),
-    ] {
+    for (fields, norm) in [
+        ("prune.method=snip prune.samples=15", "gelu"),
+        ("prune.method=snip prune.samples=15", "batch_norm"),
         // GraSP's differences of gradients behind a norm that ranks measure together round to another mask,
         // on tiles too.
-        let norms: &[&str] = if what == "grasp" { &["gelu"] } else { &["gelu", "batch_norm"] };
-        for norm in norms {
-            let base = net(&["model.layers.0.bias=false"]).with(&fields);
-            let base = base.set(format!("model.layers.1.type={norm}"));
-            let single = on(&base, 6).remove(0);
-            let many = base.with(["parallel.tensor=3", "parallel.integrated=auto"]);
-            same_as(&single, &many, 6, 1e-3, &format!("{what}, {norm}"));
-        }
+        ("prune.method=grasp prune.samples=20", "gelu"),
+        ("prune.method=rigl prune.every=3", "gelu"),
+        ("prune.method=rigl prune.every=3", "batch_norm"),
+    ] {
+        let base = net("model.layers.0.bias=false prune.sparsity=0.6").set(fields);
+        let base = base.set(format!("model.layers.1.type={norm}"));
+        all_same(&base, ["parallel.tensor=3 parallel.integrated=auto"], 6, 1e-3);
     }
-    let base = pruned(&net(&["train.precision=bf16"]));
+    let base = pruned(&net("train.precision=bf16"));
     let full = masks(&base, 1);
     for axis in ["parallel.tensor=3", "parallel.spatial=2"] {
-        let many = base.with([axis, "parallel.integrated=[\"layers.8\",\"layers.11\"]"]);
+        let many = base.set(axis).set("parallel.integrated=[\"layers.8\",\"layers.11\"]");
         assert_eq!(masks(&many, 1), full, "{axis}");
     }
 }
@@ -180,15 +162,14 @@ fn choices(base: &Base) -> Vec<(String, Parallelism)> {
 fn vgg_and_alexnet_by_samples_and_by_columns() {
     for name in ["alexnet", "vgg-16"] {
         let base = images().set(format!("model.name={name}"));
-        let base = base.with(["data.count=40", "train.batch=2", "train.eval_samples=3"]);
-        let base = base.with(["learning_rate.peak=0.0001", "optimizer.name=sgd"]);
-        let single = on(&base, 2).remove(0);
-        let many = base.with(["parallel.tensor=2", "parallel.integrated=[\"classifier\"]"]);
+        let base = base.set("data.count=40 train.batch=2 train.eval_samples=3");
+        let base = base.set("learning_rate.peak=0.0001 optimizer.name=sgd");
+        let layout = "parallel.tensor=2 parallel.integrated=[\"classifier\"]";
+        let many = base.set(layout);
         assert!(choices(&many).iter().all(|(name, by)| (*by == Model) == (name == "classifier")));
-        same_as(&single, &many, 2, 1e-4, name);
-        let large =
-            many.with(["data.size=224", "data.count=20", "train.batch=16", "parallel.integrated=auto"]);
-        let spatial = large.with(["parallel.tensor=1", "parallel.spatial=2"]);
+        all_same(&base, [layout], 2, 1e-4);
+        let large = many.set("data.size=224 data.count=20 train.batch=16 parallel.integrated=auto");
+        let spatial = large.set("parallel.tensor=1 parallel.spatial=2");
         for (base, convolutions) in [(large, Data), (spatial, Domain)] {
             for (layer, by) in choices(&base) {
                 let expected = if layer.starts_with("classifier") { Model } else { convolutions };
@@ -200,22 +181,21 @@ fn vgg_and_alexnet_by_samples_and_by_columns() {
 
 #[test]
 fn mixtures_send_what_the_plan_says() {
-    for mixture in MIXTURES {
-        for ranks in [2, 3] {
-            let tensor = net(&[]).set(format!("parallel.tensor={ranks}"));
-            let many = tensor.set(format!("parallel.integrated={mixture}"));
-            check(&format!("{mixture} on {ranks} ranks"), &many);
-            check(&format!("{mixture} on {ranks} ranks, pruned"), &pruned(&many));
+    for layout in mixtures_on(&["tensor=2", "tensor=3"]) {
+        for base in dense_and_pruned(&net(&layout)) {
+            check(&base);
         }
     }
-    let linear = "parallel.integrated=[\"layers.8\",\"layers.11\",\"layers.13\"]";
-    let base = net(&["model.layers.1.type=batch_norm"]).set(linear);
-    check("tiles", &base.set("parallel.spatial=2"));
-    check("samples and batch norm", &base.set("parallel.tensor=2"));
-    let replicas = ["parallel.tensor=2", "parallel.data=2", "train.batch=24"];
-    check("replicas", &base.with(replicas));
-    check("synchronised", &base.with(replicas).set("parallel.batch_norm=synchronised"));
-    check("recomputed", &base.with(["parallel.tensor=2", "train.recompute=block"]));
+    let base = net("model.layers.1.type=batch_norm").set(LINEAR);
+    for layout in [
+        "parallel.spatial=2",
+        "parallel.tensor=2",
+        "parallel.tensor=2 parallel.data=2 train.batch=24",
+        "parallel.tensor=2 parallel.data=2 train.batch=24 parallel.batch_norm=synchronised",
+        "parallel.tensor=2 train.recompute=block",
+    ] {
+        check(&base.set(layout));
+    }
 }
 
 /// What activations move is what the formulas say, but for the loss, whose ranks gather four numbers of each
@@ -223,9 +203,9 @@ fn mixtures_send_what_the_plan_says() {
 #[test]
 fn a_route_costs_what_the_formulas_say() {
     // Sizes that two ranks divide.
-    let base = net(&["train.batch=16", "train.micro_batches=1", "model.layers.3.output=8"]);
+    let base = net("train.batch=16 train.micro_batches=1 model.layers.3.output=8");
     for mixture in MIXTURES {
-        let base = base.with(["parallel.tensor=2", &format!("parallel.integrated={mixture}")]);
+        let base = base.set(format!("parallel.tensor=2 parallel.integrated={mixture}"));
         let plan = planned(&base);
         let sent = plan.step_traffic(0).unwrap();
         let exchanged =
@@ -243,28 +223,11 @@ fn a_route_costs_what_the_formulas_say() {
 
 #[test]
 fn memory_of_every_rank_is_what_the_plan_predicts() {
-    for axis in ["parallel.tensor=2", "parallel.tensor=3", "parallel.spatial=2"] {
-        for mixture in MIXTURES {
-            if axis.starts_with("parallel.spatial") && mixture.contains("layers.3") {
-                continue;
-            }
-            for recompute in ["none", "block"] {
-                let fields =
-                    [format!("parallel.integrated={mixture}"), format!("train.recompute={recompute}")];
-                let base = net(&["train.steps=2"]).with([axis, &fields[0], &fields[1]]);
-                let plan = planned(&base);
-                let categories = [Weights, Gradients, Optimizer, Activations];
-                let measured = on_every_rank(&base, |mut trainer| {
-                    trainer.step()?;
-                    trainer.step()?;
-                    Ok(categories.map(|category| trainer.device().ledger().peak(category) as u64))
-                });
-                for (rank, measured) in measured.into_iter().enumerate() {
-                    let memory = plan.rank(rank).unwrap().memory;
-                    let predicted = [memory.weights, memory.gradients, memory.optimizer, memory.activations];
-                    assert_eq!(measured, predicted, "{axis} {fields:?}, rank {rank}: {categories:?}");
-                }
-            }
+    for layout in mixtures_on(&["tensor=2", "tensor=3", "spatial=2"]) {
+        for recompute in ["none", "block"] {
+            let base = net("train.steps=2").set(&layout).set(format!("train.recompute={recompute}"));
+            let categories = [Weights, Gradients, Optimizer, Activations];
+            assert_peaks(&base, 2, categories);
         }
     }
 }
@@ -272,49 +235,46 @@ fn memory_of_every_rank_is_what_the_plan_predicts() {
 /// From one rank through mixtures and back, byte for byte.
 #[test]
 fn a_checkpoint_goes_through_mixtures_unchanged() {
-    let base = pruned(&net(&["train.steps=9", "optimizer.name=adamw"]));
+    let base = pruned(&net("train.steps=9 optimizer.name=adamw"));
     let first = saved(&base, 3);
     let before = files(first.path());
     assert!(before.contains_key("optimizer.safetensors") && before.contains_key("masks.safetensors"));
     let layouts = [
-        vec!["parallel.tensor=2", "parallel.integrated=auto"],
-        vec!["parallel.spatial=2", "parallel.integrated=[\"layers.8\"]"],
-        vec!["parallel.tensor=3", "parallel.integrated=[\"layers.11\",\"layers.13\"]"],
-        vec![],
+        "parallel.tensor=2 parallel.integrated=auto",
+        "parallel.spatial=2 parallel.integrated=[\"layers.8\"]",
+        "parallel.tensor=3 parallel.integrated=[\"layers.11\",\"layers.13\"]",
+        "",
     ];
-    let last = passed_on(first.path(), layouts.map(|layout| base.with(layout)));
+    let last = passed_on(first.path(), layouts.map(|layout| base.set(layout)));
     assert!(files(last.path()) == before);
 }
 
 #[test]
 fn what_cannot_be_mixed_is_one_sentence() {
-    let auto = |fields: &[&str]| net(&["parallel.integrated=auto"]).with(fields);
-    let named = |name: &str| net(&["parallel.tensor=2"]).with([&format!("parallel.integrated=[\"{name}\"]")]);
+    let auto = |fields: &str| net("parallel.integrated=auto").set(fields);
+    let named = |name: &str| net(format!("parallel.tensor=2 parallel.integrated=[\"{name}\"]"));
     assert_eq!(
         refused(&named("classifier")),
         "`parallel.integrated` must be \"auto\", or names of convolutions and linear layers, or what such names begin with, got \
          \"classifier\""
     );
     assert_eq!(
-        refused(&named("layers.0").with(["parallel.tensor=16", "train.batch=64"])),
+        refused(&named("layers.0").set("parallel.tensor=16 train.batch=64")),
         "`parallel.integrated` cannot be: some layer cannot be split over 16 ranks"
     );
     for (fields, expected) in [
-        (&["parallel.tensor=1"][..], "`parallel.integrated` has no effect with `parallel.tensor` = 1"),
+        ("parallel.tensor=1", "`parallel.integrated` has no effect with `parallel.tensor` = 1"),
         (
-            &["parallel.tensor=2", "parallel.spatial=2"],
+            "parallel.tensor=2 parallel.spatial=2",
             "`parallel.tensor` is 2, but `parallel.integrated` is for one group",
         ),
         (
-            &["parallel.tensor=8"],
+            "parallel.tensor=8",
             "`parallel.tensor` is 8, but with `parallel.integrated` these ranks split the 7 samples",
         ),
-        (&["parallel.tensor=2", "train.noise_scale=true"], "`train.noise_scale` is true"),
-        (
-            &["parallel.tensor=2", "parallel.pipeline=2"],
-            "`parallel.pipeline` is 2, but `parallel.integrated`",
-        ),
-        (&["parallel.tensor=2", "parallel.linear=plain"], "`parallel.linear` is written"),
+        ("parallel.tensor=2 train.noise_scale=true", "`train.noise_scale` is true"),
+        ("parallel.tensor=2 parallel.pipeline=2", "`parallel.pipeline` is 2, but `parallel.integrated`"),
+        ("parallel.tensor=2 parallel.linear=plain", "`parallel.linear` is written"),
     ] {
         let error = refused(&auto(fields));
         assert!(error.starts_with(expected), "{error}");

@@ -127,7 +127,7 @@ fn all_reduces_of_gradients_hide_behind_the_backward_pass() {
 
 /// Enters the blocks of a model whose weights are in shards, each of which takes so long.
 fn blocks(world: Communicator, ahead: bool) -> Result<Duration> {
-    let base = tiny_gpt(&["model.layers=6", "parallel.data=2", "parallel.zero=3"]);
+    let base = tiny_gpt("model.layers=6 parallel.data=2 parallel.zero=3");
     let (plan, dataset, device) = prepare(&base, 1);
     let ranks = Ranks::join(world, &plan.mesh)?;
     let trainer = Trainer::distributed(plan, dataset, &device, ranks)?;

@@ -11,12 +11,12 @@ use crate::support::{Base, files, images, passed_on, rotary_llama, saved, tiny_g
 
 /// A tied GPT of several blocks, whose batch all layouts here divide.
 fn gpt() -> Base {
-    tiny_gpt(&["train.batch=8", "train.eval_samples=11", "model.context=12", "model.layers=3"])
+    tiny_gpt("train.batch=8 train.eval_samples=11 model.context=12 model.layers=3")
         .set("train.micro_batches=4")
 }
 
 fn on(base: &Base, stages: usize, data: usize, schedule: &str) -> Base {
-    let base = base.set(format!("parallel.data={data}")).set(format!("parallel.pipeline={stages}"));
+    let base = base.set(format!("parallel.data={data} parallel.pipeline={stages}"));
     let micro_batches = 4 / data;
     let base = base.set(format!("train.micro_batches={micro_batches}"));
     if stages > 1 { base.set(format!("parallel.schedule={schedule}")) } else { base }
@@ -25,12 +25,12 @@ fn on(base: &Base, stages: usize, data: usize, schedule: &str) -> Base {
 /// A tied table is shared by the replicas of two stages; copies of a stage by the ranks that hold them.
 #[test]
 fn sharded_state_gives_the_bits_of_replicated_state_on_every_stage() {
-    let pruned = gpt().set("prune.method=gradual").set("prune.sparsity=0.8").set("prune.end=4");
-    let pruned = pruned.set("prune.every=2").set("prune.embeddings=true");
+    let pruned = gpt().set("prune.method=gradual prune.sparsity=0.8 prune.end=4");
+    let pruned = pruned.set("prune.every=2 prune.embeddings=true");
     for (what, base) in [
-        ("adamw", gpt().set("train.clip=0.5").set("train.precision=bf16")),
-        ("lamb, pruned", pruned.set("optimizer.name=lamb").set("train.clip=0.5")),
-        ("low bits, pruned", pruned.set("train.precision=bf16").set("optimizer.master=low-bits")),
+        ("adamw", gpt().set("train.clip=0.5 train.precision=bf16")),
+        ("lamb, pruned", pruned.set("optimizer.name=lamb train.clip=0.5")),
+        ("low bits, pruned", pruned.set("train.precision=bf16 optimizer.master=low-bits")),
     ] {
         for (stages, schedule) in [(2, "1f1b"), (2, "chimera"), (2, "zb-h1"), (3, "gpipe")] {
             let base = on(&base, stages, 2, schedule);
@@ -48,8 +48,8 @@ fn sharded_state_gives_the_bits_of_replicated_state_on_every_stage() {
 /// pruned in compressed state.
 #[test]
 fn llama_s_layers_learn_and_every_layout_is_the_same_run() {
-    let changes = ["train.batch=8", "train.micro_batches=4", "train.eval_samples=8"];
-    [tiny_llama(&changes), rotary_llama(&changes)].iter().for_each(learns_the_same_everywhere);
+    let changes = "train.batch=8 train.micro_batches=4 train.eval_samples=8";
+    [tiny_llama(changes), rotary_llama(changes)].iter().for_each(learns_the_same_everywhere);
 }
 
 fn learns_the_same_everywhere(base: &Base) {
@@ -71,7 +71,7 @@ fn learns_the_same_everywhere(base: &Base) {
             assert_eq!(made, kept, "{again} recomputed in stages, {schedule}");
         }
     }
-    let pruned = base.set("prune.method=magnitude").set("prune.sparsity=0.7");
+    let pruned = base.set("prune.method=magnitude prune.sparsity=0.7");
     let [dense, compressed] =
         ["dense", "compressed"].map(|state| pruned.set(format!("prune.state={state}")).steps(6).run());
     assert_eq!(dense.weights_hash, compressed.weights_hash, "compressed is masked-dense");
@@ -80,7 +80,7 @@ fn learns_the_same_everywhere(base: &Base) {
 /// Rank 0 speaks for stages that it does not hold, and holds no candidate where it has the embeddings alone.
 #[test]
 fn what_is_reported_of_pruning_is_of_all_stages() {
-    let base = gpt().set("model.tied=false").set("prune.method=magnitude");
+    let base = gpt().set("model.tied=false prune.method=magnitude");
     let message = |base: &Base| {
         let (ended, observer) = base.set("train.steps=2").run_observed();
         (ended.unwrap().state_bytes_per_parameter, observer.warnings)
@@ -100,13 +100,13 @@ fn what_is_reported_of_pruning_is_of_all_stages() {
 /// From one rank through every layout and back: byte for byte, with the masks and what the method remembers.
 #[test]
 fn a_checkpoint_goes_through_any_layout_unchanged() {
-    let lottery = gpt().set("prune.method=lottery").set("prune.rate=0.3").set("prune.sparsity=0.5");
-    let early = gpt().set("prune.method=early-bird").set("prune.every=2").set("prune.latest=20");
-    let resnet = images().set("model.name=resnet8").set("data.size=16").set("data.count=120");
+    let lottery = gpt().set("prune.method=lottery prune.rate=0.3 prune.sparsity=0.5");
+    let early = gpt().set("prune.method=early-bird prune.every=2 prune.latest=20");
+    let resnet = images().set("model.name=resnet8 data.size=16 data.count=120");
     for (what, base, steps) in [
-        ("lottery", lottery.set("prune.rewind=2").set("prune.embeddings=true").set("train.steps=30"), 12),
-        ("early bird", early.set("train.precision=bf16").set("train.steps=30").set("prune.window=9"), 7),
-        ("statistics", resnet.set("train.batch=8").set("train.micro_batches=4").set("train.steps=9"), 3),
+        ("lottery", lottery.set("prune.rewind=2 prune.embeddings=true train.steps=30"), 12),
+        ("early bird", early.set("train.precision=bf16 train.steps=30 prune.window=9"), 7),
+        ("statistics", resnet.set("train.batch=8 train.micro_batches=4 train.steps=9"), 3),
     ] {
         let folder = saved(&base, steps);
         let before = files(folder.path());
@@ -143,13 +143,13 @@ fn masks(base: &Base, steps: usize) -> (BTreeMap<String, Vec<u32>>, f64) {
 
 #[test]
 fn scores_on_stages_and_replicas_are_those_of_one_rank() {
-    let base = gpt().set("prune.sparsity=0.7").set("prune.embeddings=true").set("model.dropout=0.1");
-    let base = base.set("optimizer.name=sgd").set("learning_rate.peak=0.1");
+    let base = gpt().set("prune.sparsity=0.7 prune.embeddings=true model.dropout=0.1");
+    let base = base.set("optimizer.name=sgd learning_rate.peak=0.1");
     for (method, base, steps) in [
-        ("wanda", base.set("prune.embeddings=false").with(["prune.method=wanda", "prune.samples=21"]), 1),
-        ("snip", base.set("prune.method=snip").set("prune.samples=21"), 1),
-        ("grasp", base.set("prune.method=grasp").set("prune.samples=12"), 1),
-        ("rigl", base.set("prune.method=rigl").set("prune.every=1").set("prune.until=1"), 4),
+        ("wanda", base.set("prune.embeddings=false prune.method=wanda prune.samples=21"), 1),
+        ("snip", base.set("prune.method=snip prune.samples=21"), 1),
+        ("grasp", base.set("prune.method=grasp prune.samples=12"), 1),
+        ("rigl", base.set("prune.method=rigl prune.every=1 prune.until=1"), 4),
     ] {
         // RigL uses a micro-batch: of one rank it is as large as those of all replicas together.
         let single = [1, 2].map(|data| masks(&base.set(format!("train.micro_batches={}", 4 / data)), steps));

@@ -1,20 +1,18 @@
 //! Local SGD: ranks go apart and are averaged. Averaged after every step, it is synchronous SGD.
 
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_train::Error;
 use espalier_train::parallel::on_threads_with_timeout;
-use espalier_train::run::{RunDir, RunOutcome};
+use espalier_train::run::RunDir;
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, RecordingObserver, on_every_rank, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, assert_predicted, on_every_rank, prepare, tiny_cnn, tiny_gpt};
 
 fn pruned(base: &Base) -> Base {
-    base.set("prune.method=magnitude").set("prune.sparsity=0.8").set("prune.state=compressed")
+    base.set("prune.method=magnitude prune.sparsity=0.8 prune.state=compressed")
 }
 
 /// Takes steps on so many ranks, coming together after each if asked to, and returns every rank's losses and
@@ -29,7 +27,7 @@ fn on(ranks: usize, base: &Base, steps: usize, always: bool) -> Vec<(Vec<f64>, V
                 trainer.average()?;
             }
         }
-        Ok((losses, trainer.params().named().flat_map(|(_, tensor)| tensor.to_f32()).collect()))
+        Ok((losses, flat(&trainer)))
     })
 }
 
@@ -37,9 +35,9 @@ fn on(ranks: usize, base: &Base, steps: usize, always: bool) -> Vec<(Vec<f64>, V
 fn averaged_after_every_step_it_is_synchronous() {
     for optimizer in ["sgd", "momentum", "nesterov"] {
         for (kind, base) in [
-            ("gpt", tiny_gpt(&["train.batch=12", "model.dropout=0.1", "learning_rate.peak=0.1"])),
-            ("cnn", tiny_cnn(&["train.batch=12", "train.micro_batches=2"])),
-            ("pruned", pruned(&tiny_gpt(&["train.batch=12", "learning_rate.peak=0.1"])).set("prune.at=2")),
+            ("gpt", tiny_gpt("train.batch=12 model.dropout=0.1 learning_rate.peak=0.1")),
+            ("cnn", tiny_cnn("train.batch=12 train.micro_batches=2")),
+            ("pruned", pruned(&tiny_gpt("train.batch=12 learning_rate.peak=0.1")).set("prune.at=2")),
         ] {
             let base = base.set(format!("optimizer.name={optimizer}"));
             let synchronous = &on(3, &base, 6, false)[0];
@@ -60,7 +58,7 @@ fn averaged_after_every_step_it_is_synchronous() {
 
 #[test]
 fn ranks_go_apart_and_come_together() {
-    let plain = tiny_gpt(&["train.batch=12", "parallel.average_every=4"]);
+    let plain = tiny_gpt("train.batch=12 parallel.average_every=4");
     let base = pruned(&plain).set("prune.at=6");
     let pair = |steps: usize| {
         // A run that ends before it prunes is refused; until then both are the same.
@@ -100,7 +98,7 @@ fn distance(from: &[f32], to: &[f32]) -> f64 {
 /// would wait for ever. And no byte is counted.
 #[test]
 fn between_averages_ranks_say_nothing() {
-    let base = tiny_gpt(&["train.batch=12", "train.clip=0.5", "train.steps=8", "parallel.average_every=4"]);
+    let base = tiny_gpt("train.batch=12 train.clip=0.5 train.steps=8 parallel.average_every=4");
     let (done, begin) = (Mutex::new(None), Mutex::new(None));
     let (sender, receiver) = mpsc::channel();
     (*done.lock().unwrap(), *begin.lock().unwrap()) = (Some(sender), Some(receiver));
@@ -132,10 +130,8 @@ fn between_averages_ranks_say_nothing() {
 /// gradients it would be shorter on one and longer on the other.
 #[test]
 fn each_rank_clips_by_its_own_norm() {
-    let base = tiny_gpt(&["train.batch=12", "train.steps=4", "parallel.average_every=4"])
-        .set("optimizer.name=sgd")
-        .set("train.clip=0.01")
-        .set("learning_rate.warmup=0");
+    let base = tiny_gpt("train.batch=12 train.steps=4 parallel.average_every=4")
+        .set("optimizer.name=sgd train.clip=0.01 learning_rate.warmup=0");
     let steps = two(&base, |_, trainer| {
         let before = flat(trainer);
         let report = trainer.step()?;
@@ -154,7 +150,7 @@ fn each_rank_clips_by_its_own_norm() {
 #[test]
 fn a_bad_gradient_skips_the_step_of_its_rank() {
     for optimizer in ["momentum", "adamw"] {
-        let base = tiny_gpt(&["train.batch=12", "train.steps=4", "parallel.average_every=4"])
+        let base = tiny_gpt("train.batch=12 train.steps=4 parallel.average_every=4")
             .set(format!("optimizer.name={optimizer}"));
         let ranks = two(&base, |rank, trainer| {
             if rank == 1 {
@@ -180,10 +176,8 @@ fn a_bad_gradient_skips_the_step_of_its_rank() {
 /// Bad steps of one rank alone end all of them, with one error, when they next are together.
 #[test]
 fn a_rank_that_diverges_alone_ends_the_run() {
-    let base = tiny_gpt(&["train.batch=12", "parallel.data=2", "parallel.average_every=3"])
-        .set("optimizer.name=sgd")
-        .set("learning_rate.peak=1e38")
-        .set("train.max_bad_steps=2");
+    let base = tiny_gpt("train.batch=12 parallel.data=2 parallel.average_every=3")
+        .set("optimizer.name=sgd learning_rate.peak=1e38 train.max_bad_steps=2");
     let (ended, _) = base.steps(9).run_observed();
     assert!(matches!(ended, Err(Error::Diverged { step: 3, bad_steps: 2, .. })), "{ended:?}");
 }
@@ -191,9 +185,8 @@ fn a_rank_that_diverges_alone_ends_the_run() {
 /// Post-local SGD: bit for bit the synchronous run up to the switch, and local SGD from then on.
 #[test]
 fn ranks_can_go_apart_later() {
-    let base =
-        tiny_gpt(&["train.batch=12", "train.clip=0.5", "learning_rate.peak=0.1", "optimizer.name=momentum"]);
-    let late = base.set("parallel.average_every=3").set("parallel.local_after=4");
+    let base = tiny_gpt("train.batch=12 train.clip=0.5 learning_rate.peak=0.1 optimizer.name=momentum");
+    let late = base.set("parallel.average_every=3 parallel.local_after=4");
     for steps in [3, 4] {
         assert_eq!(on(2, &base, steps, false), on(2, &late, steps, false), "after {steps} steps");
     }
@@ -205,22 +198,20 @@ fn ranks_can_go_apart_later() {
     assert_eq!([4, 5, 6, 7, 9].map(same), [true, false, true, false, true]);
     let late = late.replicas(2).steps(9);
     let (uninterrupted, again) = (late.run(), tempfile::tempdir().unwrap());
-    assert!(stopped_at(3, &late, again.path()).interrupted);
+    assert!(late.run_stopped_after(3, &RunDir::at(again.path())).0.interrupted);
     assert_eq!(
         late.run_in(again.path()).weights_hash,
         uninterrupted.weights_hash,
         "resumed before the switch"
     );
-    let bytes = uninterrupted.memory["communication"];
-    assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "either kind of message was predicted");
+    assert_predicted(&uninterrupted, &["communication"], "either kind of message");
 }
 
 #[test]
 fn a_run_that_goes_apart_learns_and_sends_little() {
     for optimizer in ["momentum", "adamw"] {
-        let base = tiny_gpt(&["train.batch=12", "parallel.data=3", "train.eval_samples=40"])
-            .set("learning_rate.decay_steps=1000")
-            .set(format!("optimizer.name={optimizer}"))
+        let base = tiny_gpt("train.batch=12 parallel.data=3 train.eval_samples=40")
+            .set(format!("learning_rate.decay_steps=1000 optimizer.name={optimizer}"))
             .set(if optimizer == "adamw" { "learning_rate.peak=3e-3" } else { "learning_rate.peak=0.1" });
         let one = base.steps(1).run().validation.loss.unwrap();
         let both = [base.clone(), base.set("parallel.average_every=8")];
@@ -235,28 +226,24 @@ fn a_run_that_goes_apart_learns_and_sends_little() {
         let vectors = if optimizer == "adamw" { 3.0 } else { 2.0 };
         let ratio = local.bytes_sent["all_reduce"] as f64 / every.bytes_sent["all_reduce"] as f64;
         assert!((ratio / (vectors / 8.0) - 1.0).abs() < 0.02, "{optimizer}: {ratio} of the bytes");
-        for category in ["weights", "optimizer", "communication"] {
-            let bytes = local.memory[category];
-            assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{optimizer} {category}");
-        }
+        assert_predicted(&local, &["weights", "optimizer", "communication"], optimizer);
     }
 }
 
 /// Masks are chosen from averaged weights, whenever that is, or ranks would disagree and the run would end.
 #[test]
 fn every_method_prunes_alike_on_ranks_that_go_apart() {
-    let gpt =
-        tiny_gpt(&["train.batch=12", "parallel.data=2", "parallel.average_every=5", "prune.sparsity=0.7"]);
+    let gpt = tiny_gpt("train.batch=12 parallel.data=2 parallel.average_every=5 prune.sparsity=0.7");
     let bf16 = gpt.set("train.precision=bf16");
     for (what, base) in [
-        ("gradual", gpt.set("prune.method=gradual").set("prune.start=2").set("prune.every=3")),
-        ("elsa", bf16.set("prune.method=elsa").set("prune.every=3")),
-        ("rigl", bf16.set("prune.method=rigl").set("prune.every=3")),
-        ("set", gpt.set("prune.method=set").set("prune.every=4")),
-        ("lottery", bf16.set("prune.method=lottery").set("prune.rate=0.5").set("prune.rewind=2")),
-        ("early bird", gpt.set("prune.method=early-bird").set("prune.every=3").set("prune.latest=7")),
+        ("gradual", gpt.set("prune.method=gradual prune.start=2 prune.every=3")),
+        ("elsa", bf16.set("prune.method=elsa prune.every=3")),
+        ("rigl", bf16.set("prune.method=rigl prune.every=3")),
+        ("set", gpt.set("prune.method=set prune.every=4")),
+        ("lottery", bf16.set("prune.method=lottery prune.rate=0.5 prune.rewind=2")),
+        ("early bird", gpt.set("prune.method=early-bird prune.every=3 prune.latest=7")),
         ("snip", gpt.set("prune.method=snip")),
-        ("2:4", gpt.set("prune.method=2:4").set("prune.at=3").set("prune.sparsity=0.5")),
+        ("2:4", gpt.set("prune.method=2:4 prune.at=3 prune.sparsity=0.5")),
     ] {
         let summary = base.steps(16).run();
         assert!(summary.sparsity > 0.45, "{what}: {}", summary.sparsity);
@@ -266,22 +253,15 @@ fn every_method_prunes_alike_on_ranks_that_go_apart() {
     }
 }
 
-/// How a run ends that is asked to stop after a step.
-fn stopped_at(step: u64, base: &Base, folder: &Path) -> RunOutcome {
-    let stop = Arc::<AtomicBool>::default();
-    let asks = || stop.store(true, Ordering::Relaxed);
-    base.run_until(&stop, &RunDir::at(folder), &mut RecordingObserver::then(step, &asks)).unwrap()
-}
-
 /// A stop waits until ranks are together, and the run goes on as if there had been none.
 #[test]
 fn a_stop_changes_nothing() {
     for optimizer in ["momentum", "lamb"] {
-        let base = tiny_cnn(&["train.batch=12", "parallel.data=3", "parallel.average_every=4"])
+        let base = tiny_cnn("train.batch=12 parallel.data=3 parallel.average_every=4")
             .set(format!("optimizer.name={optimizer}"))
             .steps(12);
         let (expected, folder) = (base.run().weights_hash, tempfile::tempdir().unwrap());
-        let stopped = stopped_at(2, &base, folder.path());
+        let (stopped, _) = base.run_stopped_after(2, &RunDir::at(folder.path()));
         assert!(stopped.interrupted);
         assert_eq!(stopped.summary.steps, 4);
         assert_eq!(base.run_in(folder.path()).weights_hash, expected, "{optimizer}");

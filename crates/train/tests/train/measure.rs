@@ -90,8 +90,8 @@ impl Measured {
 
 fn run_file(folder: &Path, layers: &str) -> Base {
     let text = "[model]\nname = \"custom\"\n[data]\nkind = \"idx\"\nvalidation = 0.0";
-    let base = base(text, &[&format!("model.layers=[{layers}]")]);
-    base.set(format!("data.path='{}'", folder.display())).set("train.batch=5")
+    let base = base(text).set(format!("model.layers=[{layers}]"));
+    base.set(format!("data.path='{}' train.batch=5", folder.display()))
 }
 
 fn context(base: &Base) -> TrainContext {
@@ -202,7 +202,7 @@ fn two_ranks_measure_what_one_does() {
             (sharpness(&surface, Neighbourhood::default())?, largest_eigenvalue(&surface)?);
         Ok([noise.variance, noise.signal, sharpness.loss, sharpness.value, largest.value])
     };
-    let run = tiny_gpt(&["train.batch=8", "model.context=12"]);
+    let run = tiny_gpt("train.batch=8 model.context=12");
     let one = on_every_rank(&run.set("train.micro_batches=2"), show)[0];
     for split in ["parallel.data=2", "parallel.pipeline=2"] {
         let run = run.set(split).set(if split.contains("data") {
@@ -221,7 +221,7 @@ fn two_ranks_measure_what_one_does() {
 /// A run that is measured on the way is the run that it would have been.
 #[test]
 fn measuring_changes_nothing_of_a_run() {
-    let run = tiny_cnn(&["prune.method=snip", "prune.sparsity=0.5"]);
+    let run = tiny_cnn("prune.method=snip prune.sparsity=0.5");
     let hash = |measures: bool| {
         let mut trainer = run.trainer(2);
         for _ in 0..3 {
@@ -242,7 +242,7 @@ fn measuring_changes_nothing_of_a_run() {
 
 #[test]
 fn samples_that_there_are_not_are_refused_in_a_sentence() {
-    let trainer = tiny_cnn(&[]).trainer(2);
+    let trainer = tiny_cnn("").trainer(2);
     let refused = |samples| {
         let surface = LossSurface::of(&trainer, LossSamples { samples: Some(samples), micro_batch: None });
         surface.and_then(|surface| gradient_noise(&surface)).unwrap_err().to_string()

@@ -6,9 +6,10 @@ use espalier_nn::model::Model;
 use espalier_nn::weights::Weights;
 use espalier_plan::storage::StorageForms;
 use espalier_tensor::{Category, DType, StashedTensor};
-use espalier_train::trainer::Trainer;
 
-use crate::support::{base, on_every_rank, planned, prepare, rotary_llama, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{
+    Base, assert_peaks, images, peaks, planned, prepare, rotary_llama, tiny_cnn, tiny_gpt, tiny_llama,
+};
 
 const SCHEDULES: [&str; 9] =
     ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "chimera-doubling", "zb-h1", "axonn"];
@@ -16,21 +17,21 @@ const SCHEDULES: [&str; 9] =
 #[test]
 fn kept_activations_are_exactly_those_predicted() {
     for base in [
-        tiny_gpt(&[]),
-        tiny_gpt(&["model.norm=rms", "model.activation=silu"]),
-        tiny_gpt(&["train.precision=bf16"]),
-        tiny_llama(&[]),
-        tiny_llama(&["train.precision=bf16"]),
-        tiny_gpt(&["train.recompute=attention"]),
-        tiny_gpt(&["train.recompute=2", "model.layers=4"]),
-        tiny_gpt(&["train.recompute=attention", "train.precision=bf16", "model.dropout=0.1"]),
-        tiny_llama(&["train.recompute=attention"]),
-        rotary_llama(&[]),
-        rotary_llama(&["train.precision=bf16", "train.recompute=attention"]),
-        tiny_cnn(&[]),
-        tiny_cnn(&["train.precision=bf16"]),
-        tiny_cnn(&[NORMED]),
-        tiny_cnn(&[NORMED, "train.precision=bf16", "train.recompute=block"]),
+        tiny_gpt(""),
+        tiny_gpt("model.norm=rms model.activation=silu"),
+        tiny_gpt("train.precision=bf16"),
+        tiny_llama(""),
+        tiny_llama("train.precision=bf16"),
+        tiny_gpt("train.recompute=attention"),
+        tiny_gpt("train.recompute=2 model.layers=4"),
+        tiny_gpt("train.recompute=attention train.precision=bf16 model.dropout=0.1"),
+        tiny_llama("train.recompute=attention"),
+        rotary_llama(""),
+        rotary_llama("train.precision=bf16 train.recompute=attention"),
+        tiny_cnn(""),
+        tiny_cnn("train.precision=bf16"),
+        tiny_cnn(NORMED),
+        tiny_cnn(NORMED).set("train.precision=bf16 train.recompute=block"),
     ] {
         let (plan, dataset, device) = prepare(&base, 2);
         let dtype = if plan.storage.precision.size() == 2 { DType::Bf16 } else { DType::F32 };
@@ -68,21 +69,18 @@ const NORMED: &str = r#"model.layers=[
 /// What every rank keeps of the micro-batches in flight, at the peak of real steps: the plan's, to the byte.
 #[test]
 fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
-    let gpt = tiny_gpt(&["model.tied=false"]);
-    let resnet = base(
-        "model = { name = \"resnet8\" }\ndata = { kind = \"shapes\", count = 64, size = 16 }\ntrain = { batch = 8 }",
-        &[],
-    );
+    let gpt = tiny_gpt("model.tied=false");
+    let resnet = images().set("model.name=resnet8 data.count=64 data.size=16 train.batch=8");
     let (transformer, other) = (&["none", "attention", "block", "1"][..], &["none", "block"][..]);
     let models = [
         (2, gpt.clone(), transformer),
-        (2, gpt.set("train.precision=bf16").set("model.norm=rms").set("model.activation=silu"), transformer),
+        (2, gpt.set("train.precision=bf16 model.norm=rms model.activation=silu"), transformer),
         (4, gpt.set("model.layers=7"), transformer),
-        (2, tiny_llama(&[]), transformer),
-        (2, rotary_llama(&["model.tied=false"]), transformer),
+        (2, tiny_llama(""), transformer),
+        (2, rotary_llama("model.tied=false"), transformer),
         (2, resnet, other),
-        (2, tiny_cnn(&[]), other),
-        (2, tiny_cnn(&["train.batch_norm_group=1", "train.precision=bf16"]), other),
+        (2, tiny_cnn(""), other),
+        (2, tiny_cnn("train.batch_norm_group=1 train.precision=bf16"), other),
     ];
     for (number, (stages, base, again)) in models.into_iter().enumerate() {
         for (place, schedule) in SCHEDULES.into_iter().enumerate() {
@@ -92,34 +90,26 @@ fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
                 if !espalier_testing::long() && i != (number + place) % again.len() {
                     continue;
                 }
-                let base = ["train.batch=8", "train.micro_batches=4", "train.steps=6"]
-                    .iter()
-                    .fold(base.clone(), |base, change| base.set(change))
-                    .set(format!("parallel.pipeline={stages}"))
-                    .set(format!("parallel.schedule={schedule}"))
+                let base = base
+                    .set("train.batch=8 train.micro_batches=4 train.steps=6")
+                    .set(format!("parallel.pipeline={stages} parallel.schedule={schedule}"))
                     .set(format!("train.recompute={recompute}"));
-                let plan = planned(&base);
                 // Where a step ends before the next begins, all are as the first.
                 let steps = if ["pipedream", "2bw"].contains(&schedule) { 6 } else { 2 };
-                let peaks = on_every_rank(&base, |mut trainer| {
-                    (0..steps).try_for_each(|_| trainer.step().map(drop))?;
-                    Ok(trainer.device().ledger().peak(Category::Activations) as u64)
-                });
-                let predicted: Vec<u64> =
-                    (0..stages).map(|rank| plan.rank(rank).unwrap().memory.activations).collect();
+                let [measured, predicted] = peaks(&base, steps, [Category::Activations]);
                 let case = format!("model {number}, {schedule} of {stages} stages, recompute = {recompute}");
                 if schedule == "axonn" && stages > 2 {
                     // Ranks between the ends run what arrives first: backwards that come early leave less in
                     // flight, down to what 1F1B has.
                     let plan = planned(&base.set("parallel.schedule=1f1b"));
-                    let least = (0..stages).map(|rank| plan.rank(rank).unwrap().memory.activations);
+                    let least = (0..stages).map(|rank| [plan.rank(rank).unwrap().memory.activations]);
                     let between = least
-                        .zip(&peaks)
+                        .zip(&measured)
                         .zip(&predicted)
                         .all(|((least, peak), most)| (least..=*most).contains(peak));
-                    assert!(between && peaks[0] == predicted[0], "{case}: {peaks:?} of {predicted:?}");
+                    assert!(between && measured[0] == predicted[0], "{case}: {measured:?} of {predicted:?}");
                 } else {
-                    assert_eq!(peaks, predicted, "{case}");
+                    assert_eq!(measured, predicted, "{case}");
                 }
             }
         }
@@ -130,24 +120,15 @@ fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
 /// the plan says.
 #[test]
 fn activations_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
-    let gpt = tiny_gpt(&["model.tied=false", "parallel.tensor=2"]);
+    let gpt = tiny_gpt("model.tied=false parallel.tensor=2");
     // Four ranks read the keys and values of two heads, and of one.
-    let llama = tiny_llama(&["parallel.tensor=4"]);
-    let rotary = rotary_llama(&["parallel.tensor=4"]);
-    for (ranks, base) in [(2, gpt), (4, llama), (4, rotary)] {
+    let llama = tiny_llama("parallel.tensor=4");
+    let rotary = rotary_llama("parallel.tensor=4");
+    for base in [gpt, llama, rotary] {
         for sequence in [false, true] {
             for recompute in ["none", "attention", "block"] {
-                let base = base
-                    .set(format!("parallel.sequence={sequence}"))
-                    .set(format!("train.recompute={recompute}"));
-                let plan = planned(&base);
-                let peaks = on_every_rank(&base, |mut trainer| {
-                    trainer.step()?;
-                    Ok(trainer.device().ledger().peak(Category::Activations) as u64)
-                });
-                let predicted: Vec<u64> =
-                    (0..ranks).map(|rank| plan.rank(rank).unwrap().memory.activations).collect();
-                assert_eq!(peaks, predicted, "{ranks} ranks, sequence = {sequence}, recompute = {recompute}");
+                let more = format!("parallel.sequence={sequence} train.recompute={recompute}");
+                assert_peaks(&base.set(&more), 1, [Category::Activations]);
             }
         }
     }
@@ -156,56 +137,48 @@ fn activations_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
 /// The same where gradients of weights are deferred: what they read of a collective's gradient is kept once.
 #[test]
 fn activations_deferred_along_the_tensor_axis_are_exactly_those_predicted() {
-    let stages = ["parallel.pipeline=2", "parallel.schedule=zb-h1", "train.batch=8", "train.micro_batches=4"];
-    let gpt = tiny_gpt(&["model.tied=false", "parallel.tensor=2"]);
-    let cnn = tiny_cnn(&["parallel.tensor=2"]);
-    for (what, base) in [
-        ("gpt", gpt.clone()),
-        ("gpt, sequence", gpt.set("parallel.sequence=true")),
-        ("gpt, recomputed", gpt.set("train.recompute=block")),
-        ("gpt, a block recomputed", gpt.set("train.recompute=1")),
-        ("llama", tiny_llama(&["parallel.tensor=2"])),
-        ("llama family", rotary_llama(&["parallel.tensor=2", "model.tied=false"])),
-        ("llama, sequence", tiny_llama(&["parallel.tensor=2", "parallel.sequence=true"])),
-        ("cnn", cnn),
+    let stages = "parallel.pipeline=2 parallel.schedule=zb-h1 train.batch=8 train.micro_batches=4";
+    let gpt = tiny_gpt("model.tied=false parallel.tensor=2");
+    let cnn = tiny_cnn("parallel.tensor=2");
+    for base in [
+        gpt.clone(),
+        gpt.set("parallel.sequence=true"),
+        gpt.set("train.recompute=block"),
+        gpt.set("train.recompute=1"),
+        tiny_llama("parallel.tensor=2"),
+        rotary_llama("parallel.tensor=2 model.tied=false"),
+        tiny_llama("parallel.tensor=2 parallel.sequence=true"),
+        cnn,
     ] {
-        let base = base.with(stages);
-        let plan = planned(&base);
-        let peaks = on_every_rank(&base, |mut trainer| {
-            trainer.step()?;
-            Ok(trainer.device().ledger().peak(Category::Activations) as u64)
-        });
-        let predicted: Vec<u64> =
-            (0..peaks.len()).map(|rank| plan.rank(rank).unwrap().memory.activations).collect();
-        assert_eq!(peaks, predicted, "{what}");
+        assert_peaks(&base.set(stages), 1, [Category::Activations]);
     }
 }
 
+/// Dense, and where pruning comes first of what is left; moments of either type, masters of either form.
 #[test]
 fn weights_gradients_and_state_are_exactly_those_predicted() {
+    let all = [Category::Weights, Category::Gradients, Category::Optimizer, Category::Mask];
+    let dense = tiny_gpt("model.tied=false");
+    let pruned = dense.set("prune.scope=layer prune.method=random prune.sparsity=0.75");
     for optimizer in ["sgd", "momentum", "adamw", "lars", "lamb"] {
         // Sums over several micro-batches are f32.
         for (precision, micro_batches) in [("f32", 1), ("bf16", 1), ("f32", 2), ("bf16", 2)] {
-            let base = tiny_gpt(&["model.tied=false"])
-                .set(format!("optimizer.name={optimizer}"))
-                .set(format!("train.micro_batches={micro_batches}"))
-                .set(format!("train.precision={precision}"));
-            let (plan, dataset, device) = prepare(&base, 1);
-            let predicted = plan.memory;
-            let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
-            trainer.step().unwrap();
-            let ledger = device.ledger();
-            for (category, bytes) in [
-                (Category::Weights, predicted.weights),
-                (Category::Gradients, predicted.gradients),
-                (Category::Optimizer, predicted.optimizer),
-            ] {
-                let what = format!("{optimizer} {precision} {micro_batches} {category}");
-                assert_eq!(ledger.peak(category) as u64, bytes, "{what}");
-            }
-            drop(trainer);
-            assert_eq!(ledger.total(), 0, "nothing is left");
+            let more = format!(
+                "optimizer.name={optimizer} train.precision={precision} train.micro_batches={micro_batches}"
+            );
+            assert_peaks(&dense.set(&more), 1, all);
         }
+    }
+    for more in [
+        "train.precision=f32",
+        "train.precision=bf16",
+        "train.precision=bf16 optimizer.master=low-bits",
+        "train.precision=bf16 train.micro_batches=4",
+    ] {
+        assert_peaks(&pruned.set(more), 1, all);
+        let narrow = format!("{more} optimizer.moments=bf16");
+        assert_peaks(&dense.set(&narrow), 1, all);
+        assert_peaks(&pruned.set(&narrow), 1, all);
     }
 }
 
@@ -215,19 +188,12 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
     for (data, stages, zero) in [(2, 1, 0), (2, 1, 1), (1, 2, 0), (2, 2, 0), (2, 1, 2), (3, 1, 2), (2, 2, 2)]
     {
         for (precision, micro_batches) in [("bf16", 1), ("bf16", 2), ("f32", 2)] {
-            let base = tiny_gpt(&["model.tied=false", "train.batch=24"])
-                .set(format!("train.precision={precision}"))
-                .set(format!("train.micro_batches={micro_batches}"))
-                .set(format!("parallel.data={data}"))
-                .set(format!("parallel.pipeline={stages}"))
-                .set(format!("parallel.zero={zero}"));
-            let peaks = on_every_rank(&base, |mut trainer| {
-                trainer.step()?;
-                Ok(trainer.device().ledger().peak(Category::Gradients) as u64)
-            });
-            let (most, plan) = (peaks.into_iter().max(), planned(&base));
+            let base = tiny_gpt("model.tied=false train.batch=24")
+                .set(format!("train.precision={precision} train.micro_batches={micro_batches}"))
+                .set(format!("parallel.data={data} parallel.pipeline={stages} parallel.zero={zero}"));
+            let [measured, _] = peaks(&base, 1, [Category::Gradients]);
             let layout = format!("{data} x {stages}, shared {zero}, {precision} in {micro_batches}");
-            assert_eq!(most, Some(plan.memory.gradients), "{layout}");
+            assert_eq!(measured.into_iter().max(), Some([planned(&base).memory.gradients]), "{layout}");
         }
     }
 }
@@ -237,8 +203,8 @@ fn gradients_of_ranks_are_exactly_those_predicted() {
 /// the dense one in f32.
 #[test]
 fn moving_masks_hold_exactly_what_is_predicted() {
-    let gpt = tiny_gpt(&["model.tied=false", "train.batch=8", "model.layers=3", "prune.every=2"]);
-    let cnn = tiny_cnn(&["prune.every=2"]);
+    let gpt = tiny_gpt("model.tied=false train.batch=8 model.layers=3 prune.every=2");
+    let cnn = tiny_cnn("prune.every=2");
     for (what, base) in [("gpt", gpt), ("cnn", cnn)] {
         for (method, precision, micro_batches, layout) in [
             ("rigl", "f32", 1, ""),
@@ -250,29 +216,17 @@ fn moving_masks_hold_exactly_what_is_predicted() {
             ("rigl", "bf16", 2, "parallel.pipeline=2"),
         ] {
             let base = base
-                .set(format!("prune.method={method}"))
-                .set("prune.sparsity=0.75")
-                .set(format!("train.precision={precision}"))
-                .set(format!("train.micro_batches={micro_batches}"))
-                .set("train.steps=12");
-            let base = if layout.is_empty() { base } else { base.set(layout) };
-            let plan = planned(&base);
-            // Of a parameter in shards only the run knows where kept weights lie: a fair share is planned.
-            let is_split = layout.starts_with("parallel.tensor");
-            let peaks = on_every_rank(&base, |mut trainer| {
-                (0..4).try_for_each(|_| trainer.step().map(drop))?;
-                let peak = |category| trainer.device().ledger().peak(category) as u64;
-                let optimizer = if is_split { 0 } else { peak(Category::Optimizer) };
-                Ok([optimizer, peak(Category::Mask), peak(Category::Scoring)])
-            });
-            let predicted = |rank: usize| {
-                let memory = plan.rank(rank).unwrap().memory;
-                [if is_split { 0 } else { memory.optimizer }, memory.mask, memory.scoring]
-            };
-            let predicted: Vec<_> = (0..peaks.len()).map(predicted).collect();
+                .set(format!("prune.method={method} prune.sparsity=0.75 train.precision={precision}"))
+                .set(format!("train.micro_batches={micro_batches} train.steps=12"));
             let case = format!("{what}, {method}, {precision} in {micro_batches} {layout}");
-            assert_eq!(predicted[0][2] > 0, method == "rigl" && micro_batches > 1, "{case}");
-            assert_eq!(peaks, predicted, "{case}");
+            let all = [Category::Mask, Category::Scoring, Category::Optimizer];
+            let [mut measured, mut predicted] = peaks(&base.set(layout), 4, all);
+            assert_eq!(predicted[0][1] > 0, method == "rigl" && micro_batches > 1, "{case}");
+            if layout.starts_with("parallel.tensor") {
+                // Of a parameter in shards only the run knows where kept weights lie: a fair share is planned.
+                measured.iter_mut().chain(&mut predicted).for_each(|bytes| bytes[2] = 0);
+            }
+            assert_eq!(measured, predicted, "{case}");
         }
     }
 }
@@ -280,28 +234,22 @@ fn moving_masks_hold_exactly_what_is_predicted() {
 /// Beside all-reduces of gradients: what ranks gather between layers, and of logits.
 #[test]
 fn messages_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
-    let gpt = tiny_gpt(&["train.batch=8", "parallel.tensor=2"]);
+    let gpt = tiny_gpt("train.batch=8 parallel.tensor=2");
     for (what, base) in [
         ("paired", gpt.clone()),
         ("bf16", gpt.set("train.precision=bf16")),
         ("several micro-batches", gpt.set("train.micro_batches=2")),
-        ("stages", gpt.set("parallel.pipeline=2").set("train.micro_batches=2").set("model.tied=false")),
+        ("stages", gpt.set("parallel.pipeline=2 train.micro_batches=2 model.tied=false")),
         ("sequence", gpt.set("parallel.sequence=true")),
         ("plain", gpt.set("parallel.linear=plain")),
         ("replicas", gpt.set("parallel.data=2")),
-        ("llama", tiny_llama(&["parallel.tensor=2"])),
-        ("llama family", rotary_llama(&["parallel.tensor=2"])),
-        ("images", tiny_cnn(&["parallel.tensor=2"])),
+        ("llama", tiny_llama("parallel.tensor=2")),
+        ("llama family", rotary_llama("parallel.tensor=2")),
+        ("images", tiny_cnn("parallel.tensor=2")),
     ] {
-        let plan = planned(&base.set("train.steps=2"));
-        let peaks = on_every_rank(&base.set("train.steps=2"), |mut trainer| {
-            (0..2).try_for_each(|_| trainer.step().map(drop))?;
-            Ok(trainer.device().ledger().peak(Category::Communication) as u64)
-        });
-        let predicted: Vec<u64> =
-            (0..peaks.len()).map(|rank| plan.rank(rank).unwrap().memory.communication).collect();
-        assert_eq!(peaks, predicted, "{what}");
-        assert!(peaks.iter().any(|bytes| *bytes > 0), "{what}: something is sent");
+        let [measured, predicted] = peaks(&base.set("train.steps=2"), 2, [Category::Communication]);
+        assert_eq!(measured, predicted, "{what}");
+        assert!(measured.iter().any(|[bytes]| *bytes > 0), "{what}: something is sent");
     }
 }
 
@@ -309,14 +257,14 @@ fn messages_of_ranks_along_the_tensor_axis_are_exactly_those_predicted() {
 /// and the weights that a lottery goes back to for as long as it may.
 #[test]
 fn what_pruning_takes_is_counted() {
-    let counts = |base: &crate::support::Base| -> (usize, usize) {
+    let counts = |base: &Base| -> (usize, usize) {
         let plan = planned(base);
         let prune = plan.pruning.clone().unwrap();
         let candidates = plan.model.parameters().into_iter().filter(|p| prune.covers(p));
         (candidates.map(|p| p.elements() as usize).max().unwrap(), plan.model.parameter_count() as usize)
     };
     for method in ["magnitude", "random", "snip"] {
-        let base = tiny_gpt(&["prune.sparsity=0.5"]).set(format!("prune.method={method}"));
+        let base = tiny_gpt(format!("prune.sparsity=0.5 prune.method={method}"));
         let (largest, _) = counts(&base);
         let mut trainer = base.trainer(1);
         let device = trainer.device().clone();
@@ -324,7 +272,7 @@ fn what_pruning_takes_is_counted() {
         assert!(device.ledger().peak(Category::Workspace) >= 4 * largest, "{method}");
         assert_eq!(device.ledger().current(Category::Workspace), 0, "{method}");
     }
-    let base = tiny_gpt(&["prune.method=lottery", "prune.sparsity=0.5", "prune.rewind=1", "train.steps=8"]);
+    let base = tiny_gpt("prune.method=lottery prune.sparsity=0.5 prune.rewind=1 train.steps=8");
     let (_, parameters) = counts(&base);
     let mut trainer = base.trainer(1);
     let device = trainer.device().clone();
@@ -342,7 +290,7 @@ fn what_pruning_takes_is_counted() {
 #[test]
 fn workspace_is_the_same_in_every_run_and_bounded() {
     let peak = |threads: usize| {
-        let mut trainer = tiny_gpt(&[]).trainer(threads);
+        let mut trainer = tiny_gpt("").trainer(threads);
         let device = trainer.device().clone();
         (0..2).for_each(|_| drop(trainer.step().unwrap()));
         device.ledger().peak(Category::Workspace)
@@ -356,7 +304,7 @@ fn workspace_is_the_same_in_every_run_and_bounded() {
 #[test]
 fn recomputation_lowers_the_peak_of_activations() {
     let peak = |recompute: &str| {
-        let base = tiny_gpt(&["model.layers=6"]).set(format!("train.recompute={recompute}"));
+        let base = tiny_gpt(format!("model.layers=6 train.recompute={recompute}"));
         let mut trainer = base.trainer(1);
         trainer.step().unwrap();
         let device = trainer.device();

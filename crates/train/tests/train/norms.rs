@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 
 use espalier_tensor::Category;
+use espalier_testing::{farthest, largest};
 use espalier_train::Result;
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, on_every_rank, prepare, tiny_cnn};
+use crate::support::{Base, assert_peaks, losses, on_every_rank, tiny_cnn};
 
 /// Losses, and weights and running statistics by name.
 type Shown = (Vec<f64>, BTreeMap<String, Vec<f32>>);
 
 fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown> {
-    let losses = (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<Result<_>>()?;
+    let losses = losses(&mut trainer, steps)?;
     let tensors = trainer.params().named().map(|(name, tensor)| (name.to_owned(), tensor.to_f32()));
     Ok((losses, tensors.collect()))
 }
@@ -32,16 +33,14 @@ fn assert_same(a: &Shown, b: &Shown, what: &str) {
         assert!((a - b).abs() < 1e-6 * a.abs(), "{what}: losses {a} and {b}");
     }
     for (name, a) in &a.1 {
-        let most = a.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        for (a, b) in a.iter().zip(&b.1[name]) {
-            assert!((a - b).abs() <= 2e-6 * most, "{what}: {name} has {a} and {b}");
-        }
+        let (_, off) = farthest(a, &b.1[name]);
+        assert!(off <= 2e-6 * largest(a), "{what}: {name} is off by {off}");
     }
 }
 
 fn cnn(settings: &str) -> Base {
-    let base = tiny_cnn(&["train.batch=24", "optimizer.name=sgd"]);
-    base.with(settings.split_whitespace())
+    let base = tiny_cnn("train.batch=24 optimizer.name=sgd");
+    base.set(settings)
 }
 
 /// A group is a batch of its own: six micro-batches of four, or one batch in six groups of four, are the same
@@ -71,12 +70,7 @@ fn ghost_batch_norm_is_the_same_on_every_layout_that_keeps_groups_whole() {
 #[test]
 fn statistics_of_groups_are_counted() {
     for settings in ["", "train.batch_norm_group=4", "train.batch_norm_group=4 train.micro_batches=2"] {
-        let (plan, dataset, device) = prepare(&cnn(settings).set("train.steps=2"), 1);
-        let predicted = plan.memory.activations;
-        let mut trainer = Trainer::new(plan, dataset, &device).unwrap();
-        (0..2).for_each(|_| drop(trainer.step().unwrap()));
-        let peak = device.ledger().peak(Category::Activations) as u64;
-        assert!((predicted..2 * predicted).contains(&peak), "{settings}: {peak} and {predicted}");
+        assert_peaks(&cnn(settings).set("train.steps=2"), 2, [Category::Activations]);
     }
 }
 

@@ -32,6 +32,7 @@ use espalier_tensor::{Category, DType, Device, Mask, Tensor};
 use espalier_train::parallel::data::{DataParallel, DataParallelSink};
 use espalier_train::parallel::model::ModelParallel;
 use espalier_train::parallel::reduce_groups::ReduceGroups;
+use espalier_train::prune::is_kept;
 use espalier_train::state::{Optimizer, Param, ParamStore};
 
 use crate::fixture::Fixture;
@@ -338,8 +339,7 @@ impl Network<'_> {
         match self.params.mask(id) {
             Some(mask) if values.len() == mask.len() => {
                 let words = mask.words();
-                let kept = |i: &usize| words[i / 32] >> (i % 32) & 1 == 1;
-                (0..values.len()).filter(kept).map(|i| values[i]).collect()
+                (0..values.len()).filter(|i| is_kept(&words, *i)).map(|i| values[i]).collect()
             }
             _ => values,
         }

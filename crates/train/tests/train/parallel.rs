@@ -1,54 +1,54 @@
 //! Parallel equals serial: any number of ranks trains as one rank does, and the same number twice gives the
 //! same bits.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use espalier_comm::TrafficKind;
 use espalier_nn::layers::{GradientSink, WeightGradients};
 use espalier_nn::weights::ParameterId;
 use espalier_plan::data_parallel::DataParallelMode;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::{Category, DType, Mask, Tensor};
-use espalier_train::Error;
 use espalier_train::parallel::data::{DataParallel, DataParallelSink};
 use espalier_train::parallel::on_threads;
 use espalier_train::parallel::reduce_groups::ReduceGroups;
 use espalier_train::run::RunDir;
 use espalier_train::state::ParamStore;
-use espalier_train::trainer::{StepReport, Trainer};
+use espalier_train::trainer::Trainer;
+use espalier_train::{Error, RunSummary};
 
 use crate::support::{
-    Base, RecordingObserver, apart, images, on_every_rank, prepare, resumed, tiny_cnn, tiny_gpt,
-    try_on_every_rank,
+    Base, RecordingObserver, apart, assert_goes_on, assert_predicted, dense_and_pruned, images,
+    on_every_rank, prepare, pruned, take, tiny_cnn, tiny_gpt, try_on_every_rank,
 };
 
 fn mesh(data: usize) -> Mesh {
     Mesh::new(PerAxis { data, ..PerAxis::ONES }).unwrap()
 }
 
-/// What a rank has to show after some steps.
+/// What a rank has to show after some steps: hashes of weights and masks.
 #[derive(Debug, Clone, PartialEq)]
-struct Shown {
-    losses: Vec<f64>,
-    norms: Vec<f64>,
-    validation: f64,
-    weights: String,
+pub struct Shown {
+    pub losses: Vec<f64>,
+    pub norms: Vec<f64>,
+    pub noise: Option<f64>,
+    pub validation: f64,
+    pub weights: String,
+    pub masks: String,
 }
 
 fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
-    let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
+    let reports = take(&mut trainer, steps)?;
     Ok(Shown {
         losses: reports.iter().map(|report| report.loss).collect(),
         norms: reports.iter().map(|report| report.grad_norm).collect(),
+        noise: reports.last().and_then(|report| report.noise_scale),
         validation: trainer.evaluate()?.expect("some samples are held out").loss,
-        weights: trainer.params().hash().unwrap(),
+        weights: trainer.params().hash()?,
+        masks: trainer.params().mask_hash()?,
     })
 }
 
 /// Takes steps on so many ranks, which must all show the same.
-fn on(ranks: usize, base: &Base, steps: usize) -> Shown {
+pub fn on(ranks: usize, base: &Base, steps: usize) -> Shown {
     let all = on_every_rank(&base.steps(steps).replicas(ranks), |trainer| shown(trainer, steps));
     for shown in &all {
         assert_eq!(*shown, all[0], "all ranks report the same numbers and hold the same bits");
@@ -58,14 +58,12 @@ fn on(ranks: usize, base: &Base, steps: usize) -> Shown {
 
 /// A GPT that every number of ranks divides the batch of, with dropout, at a rate at which rounding does not grow.
 fn gpt() -> Base {
-    tiny_gpt(&["train.batch=24", "train.eval_samples=11", "model.dropout=0.1", "model.context=12"])
-        .set("optimizer.name=sgd")
-        .set("learning_rate.peak=0.3")
-        .set("learning_rate.decay_steps=100")
+    tiny_gpt("train.batch=24 train.eval_samples=11 model.dropout=0.1 model.context=12")
+        .set("optimizer.name=sgd learning_rate.peak=0.3 learning_rate.decay_steps=100")
 }
 
 fn cnn(norm: bool) -> Base {
-    let base = tiny_cnn(&["train.batch=24", "train.eval_samples=11", "model.layers.0.stride=2"])
+    let base = tiny_cnn("train.batch=24 train.eval_samples=11 model.layers.0.stride=2")
         .set("learning_rate.peak=0.01");
     if norm {
         return base.set("parallel.batch_norm=synchronised");
@@ -73,23 +71,19 @@ fn cnn(norm: bool) -> Base {
     base.set("model.layers.1.type=relu")
 }
 
-fn pruned(base: &Base) -> Base {
-    base.set("prune.method=magnitude").set("prune.sparsity=0.9").set("prune.state=compressed")
-}
-
 /// Over so many steps (100 in the long form), dense and with nine weights of ten gone.
 fn any_number_of_ranks_gives_the_losses_of_one(base: Base, steps: usize) {
     let steps = if espalier_testing::long() { 100 } else { steps };
-    for (how, base) in [("dense", base.clone()), ("pruned", pruned(&base))] {
-        let one = on(1, &base, steps);
+    for (number, base) in dense_and_pruned(&base).iter().enumerate() {
+        let one = on(1, base, steps);
         // With nine of ten weights gone from every layer, some have hardly begun.
-        assert!(how == "pruned" || one.losses[steps - 1] < one.losses[0], "{how}: it learns");
+        assert!(number == 1 || one.losses[steps - 1] < one.losses[0], "{base}: it learns");
         for ranks in [2, 3, 4, 8] {
-            let many = on(ranks, &base, steps);
+            let many = on(ranks, base, steps);
             let far = apart(&one.losses, &many.losses);
-            assert!(far < 1e-6, "{how}: {far:e} apart on {ranks} ranks");
-            assert!(apart(&one.norms, &many.norms) < 1e-4, "{how} on {ranks} ranks");
-            assert!(apart(&[one.validation], &[many.validation]) < 1e-6, "{how} on {ranks} ranks");
+            assert!(far < 1e-6, "{base}: {far:e} apart on {ranks} ranks");
+            assert!(apart(&one.norms, &many.norms) < 1e-4, "{base} on {ranks} ranks");
+            assert!(apart(&[one.validation], &[many.validation]) < 1e-6, "{base} on {ranks} ranks");
         }
     }
 }
@@ -112,19 +106,18 @@ fn synchronised_batch_norm_learns_the_same_on_any_number_of_ranks() {
 /// Adam divides by what it has seen: where that is next to nothing, the rounding of a sum would show most.
 #[test]
 fn adamw_learns_the_same_on_any_number_of_ranks() {
-    let small = ["learning_rate.peak=1e-3", "learning_rate.decay_steps=100", "optimizer.name=adamw"];
-    any_number_of_ranks_gives_the_losses_of_one(gpt().with(small), 40);
+    let small = "learning_rate.peak=1e-3 learning_rate.decay_steps=100 optimizer.name=adamw";
+    any_number_of_ranks_gives_the_losses_of_one(gpt().set(small), 40);
 }
 
 /// At a rate at which kinks do not show: an activation that rounding moves across one changes a gradient by
 /// 1e-5 at once.
 #[test]
 fn a_resnet8_learns_the_same_on_any_number_of_ranks() {
-    let small =
-        ["model.name=resnet8", "data.size=16", "data.count=200", "train.batch=24", "train.eval_samples=5"];
-    let base = images().with(small);
+    let small = "model.name=resnet8 data.size=16 data.count=200 train.batch=24 train.eval_samples=5";
+    let base = images().set(small);
     any_number_of_ranks_gives_the_losses_of_one(
-        base.set("optimizer.name=adamw").set("learning_rate.peak=1e-5").set("seed=4"),
+        base.set("optimizer.name=adamw learning_rate.peak=1e-5 seed=4"),
         20,
     );
 }
@@ -145,8 +138,8 @@ fn micro_batches_and_ranks_drop_the_same_elements() {
 #[test]
 fn the_same_layout_gives_the_same_bits() {
     let bases = [
-        gpt().set("train.micro_batches=2").set("train.precision=bf16").set("train.clip=0.5"),
-        tiny_cnn(&["train.batch=24"]),
+        gpt().set("train.micro_batches=2 train.precision=bf16 train.clip=0.5"),
+        tiny_cnn("train.batch=24"),
         pruned(&cnn(true)).set("train.recompute=block"),
     ];
     for base in bases {
@@ -157,7 +150,7 @@ fn the_same_layout_gives_the_same_bits() {
 /// Local statistics differ from those of the full batch; the running ones are the same on all ranks all the same.
 #[test]
 fn local_batch_norm_is_another_function_with_statistics_that_all_share() {
-    let base = tiny_cnn(&["train.batch=24", "train.eval_samples=11"]);
+    let base = tiny_cnn("train.batch=24 train.eval_samples=11");
     let (one, many) = (on(1, &base, 5), on(4, &base, 5));
     assert!(apart(&one.losses, &many.losses) > 1e-4);
     assert!(apart(&one.losses, &many.losses) < 0.1);
@@ -170,13 +163,10 @@ fn local_batch_norm_is_another_function_with_statistics_that_all_share() {
 #[test]
 fn the_noise_scale_is_that_of_as_many_micro_batches() {
     let scale = |ranks: usize, micro_batches: usize| {
-        let base = tiny_gpt(&["train.batch=24", "train.noise_scale=true", "optimizer.name=sgd"])
+        let base = tiny_gpt("train.batch=24 train.noise_scale=true optimizer.name=sgd")
             .set(format!("train.micro_batches={micro_batches}"))
             .replicas(ranks);
-        let all = on_every_rank(&base, |mut trainer| {
-            (0..10).map(|_| Ok(trainer.step()?.noise_scale)).collect::<Result<Vec<_>, Error>>()
-        });
-        all[0][9].expect("defined after ten steps")
+        on_every_rank(&base, |mut trainer| take(&mut trainer, 10))[0][9].noise_scale.expect("defined by then")
     };
     let expected = scale(1, 4);
     assert!(apart(&[expected, expected], &[scale(4, 1), scale(2, 2)]) < 1e-3);
@@ -185,7 +175,7 @@ fn the_noise_scale_is_that_of_as_many_micro_batches() {
 /// Gradients of every size and shape, packed or single, come back as the sum over ranks.
 #[test]
 fn buckets_of_any_size_give_the_same_sums() {
-    let (.., device) = prepare(&tiny_gpt(&[]), 1);
+    let (.., device) = prepare(&tiny_gpt(""), 1);
     let sizes: [&[usize]; 5] = [&[7], &[3, 5], &[40, 2], &[0], &[1]];
     let sums = |bytes: u64| {
         let all = on_threads(&mesh(3), &device, |ranks, device| {
@@ -251,43 +241,40 @@ fn buckets_of_any_size_give_the_same_sums() {
 /// weights alone.
 #[test]
 fn bytes_on_the_wire_are_those_of_kept_weights() {
-    let base = tiny_gpt(&["train.batch=8", "train.steps=2", "model.width=64", "prune.method=magnitude"]);
+    let base =
+        tiny_gpt("train.batch=8 train.steps=2 model.width=64 prune.method=magnitude prune.sparsity=0.9");
     for ranks in [2, 4, 8] {
-        let sent = |sparsity: f64, state: &str| {
-            let base = base.set(format!("prune.sparsity={sparsity}")).set(format!("prune.state={state}"));
-            let summary = base.replicas(ranks).run();
-            for traffic in TrafficKind::ALL.into_iter().filter(|t| *t != TrafficKind::AllReduce) {
-                assert_eq!(summary.bytes_sent[traffic.name()], 0, "{traffic}");
-            }
-            (summary.bytes_sent["all_reduce"] as f64, summary)
-        };
-        let (dense, summary) = sent(0.9, "dense");
+        let run = |form: &str| base.replicas(ranks).set(form).run();
+        let sent = |summary: &RunSummary| summary.bytes_sent.values().sum::<u64>() as f64;
+        let (dense, compressed) = (run("prune.state=dense"), run("prune.state=compressed"));
+        for summary in [&dense, &compressed] {
+            assert_eq!(summary.bytes_sent["all_reduce"] as f64, sent(summary), "nothing else is sent");
+        }
         let ring = |elements: u64| 2.0 * (ranks - 1) as f64 / ranks as f64 * 4.0 * elements as f64;
         // Beside the gradients: three numbers of the loss. A rank's shard is rounded up to full elements.
         let slack = 8.0 * 3.0 * 2.0 + 64.0;
-        assert!((dense - ring(summary.parameters)).abs() < slack, "{dense} on {ranks} ranks");
-        let (compressed, summary) = sent(0.9, "compressed");
-        let prunable = (summary.kept as f64 / (1.0 - summary.sparsity)).round() as u64;
-        let others = dense - ring(prunable);
-        let ratio = (compressed - others) / ring(prunable);
-        assert!(ratio <= 0.101, "{ratio} of the bytes of dense gradients on {ranks} ranks");
-        assert!(ratio > 0.09, "{ratio}: the kept weights must travel");
+        assert!((sent(&dense) - ring(dense.parameters)).abs() < slack, "{} on {ranks} ranks", sent(&dense));
+        let prunable = (dense.kept as f64 / (1.0 - dense.sparsity)).round() as u64;
+        let others = sent(&dense) - ring(prunable);
+        // What a reduce-scatter and an all-gather move is what an all-reduce moves.
+        for summary in [compressed, run("parallel.zero=true")] {
+            let ratio = (sent(&summary) - others) / ring(prunable);
+            assert!(ratio <= 0.101, "{ratio} of the bytes of dense gradients on {ranks} ranks");
+            assert!(ratio > 0.09, "{ratio}: the kept weights must travel");
+        }
     }
 }
 
 #[test]
 fn one_rank_sends_nothing_and_several_are_in_the_summary() {
-    let base = tiny_gpt(&["train.batch=8", "train.steps=2", "train.micro_batches=2"]);
+    let base = tiny_gpt("train.batch=8 train.steps=2 train.micro_batches=2");
     let one = base.replicas(1).run();
     assert!(one.bytes_sent.values().all(|bytes| *bytes == 0));
     assert_eq!(one.memory["communication"].measured, Some(0));
     let four = base.replicas(4).run();
     let json = serde_json::to_value(&four).unwrap();
     assert_eq!((&json["layout"]["data"], &json["layout"]["micro_batches"]), (&4.into(), &2.into()));
-    for category in ["weights", "optimizer", "communication"] {
-        let bytes = four.memory[category];
-        assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{category}");
-    }
+    assert_predicted(&four, &["weights", "optimizer", "communication"], "four ranks");
     assert!(four.memory["activations"].measured < one.memory["activations"].measured);
 }
 
@@ -295,7 +282,7 @@ fn one_rank_sends_nothing_and_several_are_in_the_summary() {
 #[test]
 fn a_run_goes_on_with_another_number_of_ranks() {
     let bases = [gpt(), pruned(&gpt()).set("prune.at=2"), cnn(true).set("optimizer.name=momentum")];
-    for base in bases.map(|base| base.set("checkpoint.keep=1").set("checkpoint.every=3")) {
+    for base in bases.map(|base| base.set("checkpoint.keep=1 checkpoint.every=3")) {
         let steps = |n: usize| base.steps(n);
         for (first, second) in [(4, 2), (1, 3), (8, 1)] {
             let folder = tempfile::tempdir().unwrap();
@@ -310,20 +297,14 @@ fn a_run_goes_on_with_another_number_of_ranks() {
                 "{first} to {second}"
             );
         }
-        // On the same number of ranks, two halves are the uninterrupted run.
-        let folder = tempfile::tempdir().unwrap();
-        steps(3).replicas(4).run_in(folder.path());
-        let resumed = steps(6).replicas(4).run_in(folder.path());
-        assert_eq!(resumed.weights_hash, steps(6).replicas(4).run().weights_hash);
+        assert_goes_on(&base.replicas(4), [3, 6]);
     }
 }
 
 #[test]
 fn a_stop_ends_all_ranks_after_the_same_step() {
-    let (folder, stop) = (tempfile::tempdir().unwrap(), Arc::<AtomicBool>::default());
-    let asks = || stop.store(true, Ordering::Relaxed);
-    let (base, mut observer) = (gpt().steps(50).replicas(4), RecordingObserver::then(3, &asks));
-    let outcome = base.run_until(&stop, &RunDir::at(folder.path()), &mut observer).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (outcome, observer) = gpt().steps(50).replicas(4).run_stopped_after(3, &RunDir::at(folder.path()));
     // The other ranks may see it a step later, never at different steps.
     let steps = outcome.summary.steps;
     assert!(outcome.interrupted && (3..=4).contains(&steps), "stopped after {steps}");
@@ -334,7 +315,7 @@ fn a_stop_ends_all_ranks_after_the_same_step() {
 #[test]
 fn a_rank_that_panics_or_fails_ends_the_run_by_its_name() {
     let (base, folder) = (gpt().steps(50).replicas(4), tempfile::tempdir().unwrap());
-    let mut falls_over = RecordingObserver::then(2, &|| panic!("the observer fell over"));
+    let mut falls_over = RecordingObserver::then(2, || panic!("the observer fell over"));
     let error = base.run_at(&RunDir::at(folder.path()), &mut falls_over).unwrap_err();
     assert_eq!(error.to_string(), "rank 0 panicked: the observer fell over");
 
@@ -364,13 +345,13 @@ fn a_rank_that_panics_or_fails_ends_the_run_by_its_name() {
 /// Whichever step it falls over at, what is left is intact, and two halves are the uninterrupted run.
 #[test]
 fn a_run_that_panicked_goes_on_with_the_same_bits() {
-    let base = pruned(&gpt()).set("train.steps=12").set("checkpoint.every=1").set("optimizer.name=adamw");
+    let base = pruned(&gpt()).set("train.steps=12 checkpoint.every=1 optimizer.name=adamw");
     for ranks in [1, 4] {
         let base = base.replicas(ranks);
         let expected = base.run().weights_hash;
         for step in [1, 5, 12] {
             let folder = tempfile::tempdir().unwrap();
-            let mut falls_over = RecordingObserver::then(step, &|| panic!("out of luck"));
+            let mut falls_over = RecordingObserver::then(step, || panic!("out of luck"));
             let broken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 base.run_at(&RunDir::at(folder.path()), &mut falls_over)
             }));
@@ -379,8 +360,7 @@ fn a_run_that_panicked_goes_on_with_the_same_bits() {
                 // One rank is no group: its panic is the process's.
                 Err(_) => assert_eq!(ranks, 1),
             }
-            let mut observer = RecordingObserver::default();
-            let again = base.run_at(&resumed(folder.path()), &mut observer).unwrap().summary;
+            let (again, observer) = base.resume_observed(folder.path());
             assert_eq!(again.weights_hash, expected, "{ranks} ranks, step {step}");
             // The step at which it fell over was not saved yet; before the first there is nothing to go on from.
             assert_eq!(observer.resumed_after, Some(step - 1), "{ranks} ranks, step {step}");
@@ -395,13 +375,13 @@ fn a_rank_that_hangs_is_named() {
     let base = gpt().steps(50).set("parallel.timeout_s=1").replicas(4);
     let hang = || std::thread::sleep(std::time::Duration::from_millis(2500));
     let run_dir = RunDir::at(tempfile::tempdir().unwrap().path());
-    let error = base.run_at(&run_dir, &mut RecordingObserver::then(2, &hang)).unwrap_err().to_string();
+    let error = base.run_at(&run_dir, &mut RecordingObserver::then(2, hang)).unwrap_err().to_string();
     assert!(error.contains(" waited 1.0 s for rank 0 in "), "{error}");
 }
 
 #[test]
 fn bad_steps_are_bad_on_all_ranks() {
-    let base = gpt().set("learning_rate.peak=1e38").set("learning_rate.warmup=0");
+    let base = gpt().set("learning_rate.peak=1e38 learning_rate.warmup=0");
     let (ended, observer) = base.set("train.max_bad_steps=3").steps(20).replicas(3).run_observed();
     let error = ended.unwrap_err();
     assert!(matches!(error, Error::Diverged { bad_steps: 3, .. }), "{error}");
@@ -422,12 +402,4 @@ fn ranks_that_differ_are_named() {
     assert_eq!(say(["a", "a", "b", "a"]), Err(one.into()));
     let all = "the pruning masks of ranks 1, 2 and 3 differ from those of rank 0: the run cannot continue";
     assert_eq!(say(["b", "a", "a", "a"]), Err(all.into()));
-}
-
-#[test]
-fn a_folder_in_use_is_refused_whatever_the_ranks() {
-    let (folder, base) = (tempfile::tempdir().unwrap(), gpt().set("train.steps=2"));
-    base.replicas(2).run_at(&RunDir::at(folder.path()), &mut ()).unwrap();
-    let error = base.replicas(2).run_at(&RunDir::at(folder.path()), &mut ()).unwrap_err();
-    assert!(matches!(&error, Error::File { why, .. } if why.contains("--resume")), "{error}");
 }

@@ -6,10 +6,9 @@ use std::path::Path;
 
 use espalier_tensor::Device;
 use espalier_train::hub;
-use espalier_train::run::RunDir;
-use espalier_train::trained::{EvalWindows, TrainedModel};
+use espalier_train::trained::EvalWindows;
 
-use crate::support::{Base, base, resumed, tiny_cnn};
+use crate::support::{Base, assert_goes_on, base, open, tiny_cnn};
 
 /// A PNG of one colour with a darker half.
 fn picture(path: &Path, height: u32, width: u32, colour: [u8; 3]) {
@@ -32,19 +31,19 @@ fn pets(folder: &Path) -> Base {
                 [train]\nsteps = 6\nbatch = 8\n[optimizer]\nname = \"adam\"\n[learning_rate]\npeak = 1e-3\nschedule = \"constant\"\n\
                 [device]\nkind = \"cpu\"\nthreads = 2";
     let at = |field: &str, name: &str| format!("data.{field}={}", folder.join(name).display());
-    base(text, &[]).with([at("path", "pets"), at("cache_path", "cache")])
+    base(text).set(at("path", "pets")).set(at("cache_path", "cache"))
 }
 
 /// Shapes, shifted and mirrored.
 fn shifted() -> Base {
-    tiny_cnn(&["data.padding=3", "data.flip=true"])
+    tiny_cnn("data.padding=3 data.flip=true")
 }
 
 #[test]
 fn crops_are_the_same_on_every_layout() {
     let folder = tempfile::tempdir().unwrap();
     for base in [pets(folder.path()), shifted()] {
-        let base = base.set("train.batch=8").set("train.micro_batches=2").set("train.eval_samples=2");
+        let base = base.set("train.batch=8 train.micro_batches=2 train.eval_samples=2");
         let single = base.steps(5).run().loss.unwrap();
         for layout in ["parallel.data=2", "parallel.pipeline=2"] {
             let loss = base.set(layout).set("train.micro_batches=1").steps(5);
@@ -54,7 +53,7 @@ fn crops_are_the_same_on_every_layout() {
         }
     }
     // They are not the images themselves.
-    let [plain, varied] = [tiny_cnn(&[]), shifted()].map(|base| base.steps(3).run().loss.unwrap());
+    let [plain, varied] = [tiny_cnn(""), shifted()].map(|base| base.steps(3).run().loss.unwrap());
     assert!((plain - varied).abs() > 1e-6, "{plain} and {varied}");
 }
 
@@ -63,13 +62,10 @@ fn crops_are_the_same_on_every_layout() {
 fn a_resumed_run_sees_the_crops_that_it_would_have_seen() {
     let folder = tempfile::tempdir().unwrap();
     for base in [pets(folder.path()), shifted()] {
-        let (uninterrupted, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let expected = base.steps(8).run_to_hash(&RunDir::at(uninterrupted.path()), &mut ()).unwrap();
-        base.steps(4).run_to_hash(&RunDir::at(halves.path()), &mut ()).unwrap();
-        assert_eq!(base.steps(8).run_to_hash(&resumed(halves.path()), &mut ()).unwrap(), expected);
+        assert_goes_on(&base, [4, 8]);
     }
     let base = pets(folder.path()).steps(3);
-    let again = base.set("data.cache=none").set("data.cache_path=");
+    let again = base.set("data.cache=none data.cache_path=");
     assert_eq!(again.run().weights_hash, base.run().weights_hash);
 }
 
@@ -79,7 +75,7 @@ fn what_was_learnt_is_evaluated_by_name_and_named() {
     let at = |name: &str| folder.path().join(name);
     let trained = pets(folder.path()).steps(60).run_in(&at("run"));
     assert_eq!(trained.validation.accuracy, Some(1.0));
-    let trained = TrainedModel::open(&at("run"), |why| panic!("{why}")).unwrap();
+    let trained = open(&at("run"));
     let input = hub::image_input_of(trained.checkpoint().path()).unwrap();
     assert_eq!(input.classes.unwrap(), ["cat", "dog"]);
     assert_eq!(input.frame.map(|frame| (frame.shape, frame.resize)), Some(([16, 16, 3], 19)));

@@ -17,13 +17,15 @@ use espalier_train::stage::Stage;
 use espalier_train::step::{LossConfig, NoUpdatePass, Totals};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, Collected, images, on_every_rank, planned, prepare, tiny_gpt, try_on_every_rank};
+use crate::support::{
+    Base, Collected, images, on_every_rank, peaks, planned, prepare, take, tiny_gpt, try_on_every_rank,
+};
 
 /// Losses and gradient norms of some steps, the loss of held-out data, and the weights at the end.
 type Shown = (Vec<f64>, Vec<f64>, f64, BTreeMap<usize, Vec<f32>>);
 
 fn shown(mut trainer: Trainer, steps: usize) -> espalier_train::Result<Shown> {
-    let reports = (0..steps).map(|_| trainer.step()).collect::<espalier_train::Result<Vec<_>>>()?;
+    let reports = take(&mut trainer, steps)?;
     let evaluation = trainer.evaluate()?.expect("some samples are held out");
     Ok((
         reports.iter().map(|report| report.loss).collect(),
@@ -53,19 +55,14 @@ fn apart(a: &Shown, b: &Shown) -> f64 {
 }
 
 fn gpt() -> Base {
-    tiny_gpt(&["train.eval_samples=11", "model.dropout=0.1", "model.context=12", "model.layers=3"])
-        .set("optimizer.name=sgd")
-        .set("learning_rate.peak=0.1")
+    tiny_gpt("train.eval_samples=11 model.dropout=0.1 model.context=12 model.layers=3")
+        .set("optimizer.name=sgd learning_rate.peak=0.1")
 }
 
 fn resnet8() -> Base {
     images()
-        .set("model.name=resnet8")
-        .set("data.size=16")
-        .set("data.count=120")
-        .set("train.eval_samples=11")
-        .set("optimizer.name=sgd")
-        .set("learning_rate.peak=0.02")
+        .set("model.name=resnet8 data.size=16 data.count=120 train.eval_samples=11")
+        .set("optimizer.name=sgd learning_rate.peak=0.02")
 }
 
 /// Schedules that end every step, with what they cannot do.
@@ -91,10 +88,8 @@ fn compare_on(wanted: impl Fn(usize) -> bool, base: &Base, layouts: &[(usize, us
         let schedules = synchronous(stages, micro_batches).enumerate().filter(|(i, _)| wanted(*i));
         for (_, schedule) in schedules {
             let together = base
-                .set(format!("train.micro_batches={micro_batches}"))
-                .set(format!("parallel.pipeline={stages}"))
-                .set(format!("parallel.data={data}"))
-                .set(format!("parallel.schedule={schedule}"));
+                .set(format!("train.micro_batches={micro_batches} parallel.pipeline={stages}"))
+                .set(format!("parallel.data={data} parallel.schedule={schedule}"));
             let apart = apart(&single, &run(&together, steps));
             let layout = format!("{stages} stages, {micro_batches} micro-batches, {data} replicas");
             assert!(apart < 1e-6, "{schedule}, {layout}: {apart}");
@@ -119,19 +114,18 @@ fn pruned_pipelines_too() {
     const METHODS: [&str; 10] =
         ["magnitude", "random", "snip", "grasp", "gradual", "early-bird", "set", "rigl", "lottery", "elsa"];
     for (number, prune) in METHODS.into_iter().enumerate() {
-        let mut base =
-            gpt().set(format!("prune.method={prune}")).set("prune.sparsity=0.9").set("prune.embeddings=true");
+        let mut base = gpt().set(format!("prune.method={prune} prune.sparsity=0.9 prune.embeddings=true"));
         let mut steps = 4;
         match prune {
-            "gradual" => base = base.set("prune.end=3").set("prune.every=2"),
+            "gradual" => base = base.set("prune.end=3 prune.every=2"),
             "elsa" => {
-                base = base.set("prune.end=3").set("prune.every=1").set("optimizer.name=adamw");
-                base = base.set("learning_rate.peak=0.001").set("optimizer.eps=1e-2");
+                base = base.set("prune.end=3 prune.every=1 optimizer.name=adamw");
+                base = base.set("learning_rate.peak=0.001 optimizer.eps=1e-2");
             }
-            "early-bird" => base = base.set("prune.every=1").set("prune.latest=3"),
+            "early-bird" => base = base.set("prune.every=1 prune.latest=3"),
             "set" | "rigl" => base = base.set("prune.every=2"),
             "lottery" => {
-                base = base.set("prune.sparsity=0.5").set("prune.rate=0.3");
+                base = base.set("prune.sparsity=0.5 prune.rate=0.3");
                 steps = 12;
             }
             _ => {}
@@ -142,7 +136,7 @@ fn pruned_pipelines_too() {
         let is_wanted = |schedule: usize| espalier_testing::long() || schedule % 3 == number % 3;
         compare_on(is_wanted, &base, layouts, steps);
     }
-    compare(&resnet8().set("prune.method=magnitude").set("prune.sparsity=0.9"), &[(3, 4, 1)], 3);
+    compare(&resnet8().set("prune.method=magnitude prune.sparsity=0.9"), &[(3, 4, 1)], 3);
 }
 
 /// By hand on one rank: the weights of every step are kept, and each stage runs a micro-batch on
@@ -232,14 +226,8 @@ fn by_hand(
     (losses, last.ids().map(|id| last.get(id).to_f32()).collect())
 }
 
-/// Losses as rank 0 has them, and the weights of all stages.
-fn asynchronous(base: &Base, steps: usize) -> (Vec<f64>, Vec<Vec<f32>>) {
-    let (losses, weights, _) = with_a_fault(base, steps, None);
-    (losses, weights)
-}
-
-/// The same where a stage's gradient of an update is spoilt, on all replicas, as their sum would be; also
-/// which steps rank 0 says were taken.
+/// Losses as rank 0 has them, and the weights of all stages, where a stage's gradient of an update may be
+/// spoilt, on all replicas, as their sum would be; also which steps rank 0 says were taken.
 fn with_a_fault(
     base: &Base,
     steps: usize,
@@ -250,7 +238,7 @@ fn with_a_fault(
         if let Some((_, update)) = fault.filter(|(at, _)| *at == stage) {
             trainer.inject_nan_at(update);
         }
-        let reports = (0..steps).map(|_| trainer.step()).collect::<espalier_train::Result<Vec<_>>>()?;
+        let reports = take(&mut trainer, steps)?;
         assert!(trainer.is_idle());
         let weights = trainer.params().ids().map(|id| trainer.params().param(id).weight().to_f32());
         Ok((reports, weights.collect::<Vec<_>>(), trainer.progress().clone()))
@@ -261,8 +249,10 @@ fn with_a_fault(
     (losses, all.into_iter().flat_map(|(_, weights, _)| weights).collect(), taken)
 }
 
-fn stale(stages: usize) -> impl Fn(usize, usize) -> usize {
-    move |k: usize, stage: usize| (k + 1).saturating_sub(stages - stage)
+/// Which version of the weights a stage of a schedule has for an update.
+fn version(schedule: &str, stages: usize) -> impl Fn(usize, usize) -> usize {
+    let is_2bw = schedule == "2bw";
+    move |k, stage| if is_2bw { k.saturating_sub(1) } else { (k + 1).saturating_sub(stages - stage) }
 }
 
 fn assert_near((a, u): (Vec<f64>, Vec<Vec<f32>>), (b, v): (Vec<f64>, Vec<Vec<f32>>), what: &str) {
@@ -278,14 +268,10 @@ fn assert_near((a, u): (Vec<f64>, Vec<Vec<f32>>), (b, v): (Vec<f64>, Vec<Vec<f32
 /// A pipeline without a flush, and so many updates in a step.
 fn unflushed(schedule: &str, stages: usize, micro_batches: usize, steps: usize) -> (Base, usize) {
     let base = gpt()
-        .set("model.tied=false")
-        .set("learning_rate.decay_steps=100")
-        .set("train.clip=0")
+        .set("model.tied=false learning_rate.decay_steps=100 train.clip=0")
         .steps(steps)
-        .set(format!("train.batch={}", 2 * micro_batches))
-        .set(format!("train.micro_batches={micro_batches}"))
-        .set(format!("parallel.pipeline={stages}"))
-        .set(format!("parallel.schedule={schedule}"));
+        .set(format!("train.batch={} train.micro_batches={micro_batches}", 2 * micro_batches))
+        .set(format!("parallel.pipeline={stages} parallel.schedule={schedule}"));
     (base, if schedule == "pipedream" { micro_batches } else { 1 })
 }
 
@@ -296,22 +282,17 @@ fn unflushed(schedule: &str, stages: usize, micro_batches: usize, steps: usize) 
 fn a_bad_gradient_skips_one_update_on_all_stages() {
     for (stages, micro_batches, bad) in [(3, 4, 2), (3, 2, 1), (3, 3, 5), (2, 1, 3)] {
         for fault in 0..stages {
-            let (base, updates) = unflushed("2bw", stages, micro_batches, 6);
-            let expected = by_hand(&base, 6, |t, _| t.saturating_sub(1), updates, |t, _| t == bad);
-            let (losses, weights, taken) = with_a_fault(&base, 6, Some((fault, bad as u64)));
-            assert_near(expected, (losses, weights), &format!("2bw, {stages} x {micro_batches}, {fault}"));
-            assert_eq!(taken, (0..6).map(|t| t != bad).collect::<Vec<_>>(), "rank 0 knows at once");
-            let (base, updates) = unflushed("pipedream", stages, micro_batches, 6);
-            let bad = bad * updates;
-            let skips = |k: usize, stage: usize| k == bad && stage <= fault;
-            let expected = by_hand(&base, 6, stale(stages), updates, skips);
-            let (losses, weights, taken) = with_a_fault(&base, 6, Some((fault, bad as u64)));
-            assert_near(
-                expected,
-                (losses, weights),
-                &format!("pipedream, {stages} x {micro_batches}, {fault}"),
-            );
-            assert_eq!(taken, (0..6).map(|t| t != bad / updates).collect::<Vec<_>>());
+            for schedule in ["2bw", "pipedream"] {
+                let (base, updates) = unflushed(schedule, stages, micro_batches, 6);
+                let bad = bad * updates;
+                let skips = |k: usize, stage: usize| k == bad && (schedule == "2bw" || stage <= fault);
+                let expected = by_hand(&base, 6, version(schedule, stages), updates, skips);
+                let (losses, weights, taken) = with_a_fault(&base, 6, Some((fault, bad as u64)));
+                let what = format!("{schedule}, {stages} x {micro_batches}, {fault}");
+                assert_near(expected, (losses, weights), &what);
+                let expected: Vec<bool> = (0..6).map(|t| t != bad / updates).collect();
+                assert_eq!(taken, expected, "{what}: rank 0 knows at once");
+            }
         }
     }
 }
@@ -321,7 +302,7 @@ fn a_bad_gradient_skips_one_update_on_all_stages() {
 fn a_bad_gradient_is_skipped_by_all_replicas() {
     for schedule in ["2bw", "pipedream"] {
         let (base, _) = unflushed(schedule, 2, 2, 4);
-        let base = base.set("parallel.data=2").set("train.batch=8");
+        let base = base.set("parallel.data=2 train.batch=8");
         let (_, weights, taken) = with_a_fault(&base, 4, Some((1, 1)));
         assert!(weights.iter().flatten().all(|weight| weight.is_finite()));
         assert_eq!(taken.iter().filter(|taken| !**taken).count(), 1, "{schedule}");
@@ -333,7 +314,7 @@ fn a_bad_gradient_is_skipped_by_all_replicas() {
 fn bad_updates_of_all_stages_end_the_run() {
     for schedule in ["2bw", "pipedream"] {
         let (base, _) = unflushed(schedule, 2, 2, 12);
-        let base = base.set("learning_rate.peak=1e38").set("train.max_bad_steps=2").set("parallel.drain=4");
+        let base = base.set("learning_rate.peak=1e38 train.max_bad_steps=2 parallel.drain=4");
         let (ended, _) = base.run_observed();
         assert!(matches!(ended, Err(Error::Diverged { step: 4, .. })), "{schedule}: {ended:?}");
     }
@@ -342,14 +323,13 @@ fn bad_updates_of_all_stages_end_the_run() {
 #[test]
 fn pipedream_and_2bw_do_what_their_definitions_say() {
     for (stages, micro_batches) in [(2, 1), (2, 4), (3, 2), (4, 3)] {
-        let (steps, what) = (6, format!("{stages} x {micro_batches}"));
-        let never = |_: usize, _: usize| false;
-        let (base, updates) = unflushed("pipedream", stages, micro_batches, steps);
-        let expected = by_hand(&base, steps, stale(stages), updates, never);
-        assert_near(expected, asynchronous(&base, steps), &format!("pipedream, {what}"));
-        let (base, updates) = unflushed("2bw", stages, micro_batches, steps);
-        let expected = by_hand(&base, steps, |t, _| t.saturating_sub(1), updates, never);
-        assert_near(expected, asynchronous(&base, steps), &format!("2bw, {what}"));
+        for schedule in ["pipedream", "2bw"] {
+            let (base, updates) = unflushed(schedule, stages, micro_batches, 6);
+            let expected = by_hand(&base, 6, version(schedule, stages), updates, |_, _| false);
+            let (losses, weights, _) = with_a_fault(&base, 6, None);
+            let what = format!("{schedule}, {stages} x {micro_batches}");
+            assert_near(expected, (losses, weights), &what);
+        }
     }
 }
 
@@ -371,13 +351,8 @@ fn a_run_says_that_looking_changes_it() {
 fn a_stage_that_panics_or_fails_ends_the_run_by_its_name() {
     for schedule in ["1f1b", "axonn", "pipedream", "chimera"] {
         let base = gpt()
-            .set("model.tied=false")
-            .set("train.clip=0")
-            .set("train.batch=8")
-            .set("train.micro_batches=4")
-            .set("train.steps=50")
-            .set("parallel.pipeline=2")
-            .set(format!("parallel.schedule={schedule}"));
+            .set("model.tied=false train.clip=0 train.batch=8 train.micro_batches=4 train.steps=50")
+            .set(format!("parallel.pipeline=2 parallel.schedule={schedule}"));
         let begin = Instant::now();
         let ended = try_on_every_rank(&base, |mut trainer| {
             for step in 0..50 {
@@ -400,28 +375,18 @@ fn bytes_of_stages_are_those_predicted() {
         [("1f1b", 2, false), ("gpipe", 3, true), ("chimera", 2, false), ("2bw", 2, false)]
     {
         let mut base = gpt()
-            .set("model.tied=false")
-            .set("train.clip=0")
-            .set("train.batch=8")
-            .set("train.micro_batches=4")
-            .set("train.steps=6")
-            .set("optimizer.name=adamw")
-            .set(format!("parallel.pipeline={stages}"))
+            .set("model.tied=false train.clip=0 train.batch=8 train.micro_batches=4 train.steps=6")
+            .set(format!("optimizer.name=adamw parallel.pipeline={stages}"))
             .set(format!("parallel.schedule={schedule}"));
         if prune {
-            base = base.set("prune.method=magnitude").set("prune.scope=layer").set("prune.sparsity=0.9");
+            base = base.set("prune.method=magnitude prune.scope=layer prune.sparsity=0.9");
         }
-        let plan = planned(&base);
-        let peaks = on_every_rank(&base, |mut trainer| {
-            (0..6).try_for_each(|_| trainer.step().map(drop))?;
-            let peak = |category| trainer.device().ledger().peak(category) as u64;
-            Ok([Category::Weights, Category::Optimizer, Category::Mask, Category::Activations].map(peak))
-        });
-        let largest = |i: usize| peaks.iter().map(|rank| rank[i]).max().unwrap();
-        let predicted = &plan.memory;
-        assert_eq!(largest(0), predicted.weights, "{schedule}: weights");
-        assert_eq!(largest(1), predicted.optimizer, "{schedule}: optimizer");
-        assert_eq!(largest(2), predicted.mask, "{schedule}: masks");
+        let categories = [Category::Weights, Category::Optimizer, Category::Mask, Category::Activations];
+        let [measured, _] = peaks(&base, 6, categories);
+        let largest = |i: usize| measured.iter().map(|rank| rank[i]).max().unwrap();
+        let predicted = planned(&base).memory;
+        let expected = [predicted.weights, predicted.optimizer, predicted.mask];
+        assert_eq!([0, 1, 2].map(largest), expected, "{schedule}: weights, optimizer, masks");
         let (measured, least) = (largest(3), predicted.activations);
         assert!(
             (least..2 * least).contains(&measured),

@@ -24,14 +24,11 @@ fn read<T: Serialize + DeserializeOwned + Debug>(text: &str) -> T {
 
 #[test]
 fn lines_of_metrics() {
-    let early = tiny_gpt(&["prune.method=early-bird", "prune.every=2", "prune.latest=5"]);
-    let diverging =
-        tiny_gpt(&["learning_rate.peak=1e38", "learning_rate.warmup=0", "train.max_bad_steps=99"]);
+    let early = tiny_gpt("prune.method=early-bird prune.every=2 prune.latest=5");
+    let diverging = tiny_gpt("learning_rate.peak=1e38 learning_rate.warmup=0 train.max_bad_steps=99");
     let mut kinds = BTreeSet::new();
-    for base in [early, diverging, tiny_cnn(&[])] {
-        let base = ["train.steps=6", "train.log_every=1", "train.eval_every=3", "checkpoint.last=false"]
-            .iter()
-            .fold(base, |base, change| base.set(change));
+    for base in [early, diverging, tiny_cnn("")] {
+        let base = base.set("train.steps=6 train.log_every=1 train.eval_every=3 checkpoint.last=false");
         let folder = tempfile::tempdir().unwrap();
         // One that diverges has no finite evaluation, and its lines are there all the same.
         let _ = base.run_at(&RunDir::at(folder.path()), &mut ());
@@ -57,10 +54,9 @@ fn lines_of_metrics() {
 
 #[test]
 fn the_summary_and_the_timeline() {
-    let pruned =
-        ["prune.method=magnitude", "prune.sparsity=0.5", "parallel.pipeline=2", "train.micro_batches=2"];
-    let text = tiny_gpt(&["train.steps=2"]).with(pruned);
-    for (base, ranks) in [(text, 2), (tiny_cnn(&["train.steps=2"]), 1)] {
+    let pruned = "prune.method=magnitude prune.sparsity=0.5 parallel.pipeline=2 train.micro_batches=2";
+    let text = tiny_gpt("train.steps=2").set(pruned);
+    for (base, ranks) in [(text, 2), (tiny_cnn("train.steps=2"), 1)] {
         let folder = tempfile::tempdir().unwrap();
         let trace = folder.path().join("trace.json");
         let run_dir = RunDir { trace: Some(trace.clone()), ..RunDir::at(folder.path().join("run")) };

@@ -5,18 +5,17 @@ use std::cell::Cell;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use espalier_train::Error;
 use espalier_train::checkpoint::Checkpoints;
-use espalier_train::run::{Observer, RunDir};
+use espalier_train::run::RunDir;
 
-use crate::support::{self, Base, RecordingObserver, hash, resumed};
+use crate::support::{self, assert_goes_on, hash, names, resumed};
 
 /// Goes on in a folder. What the checkpoint itself does not fit is to be found, not what the run file says.
-fn resume_run(folder: &Path, base: &Base, observer: &mut (dyn Observer + Send)) -> Result<String, Error> {
-    let allow = vec!["model".into(), "train.precision".into()];
-    base.run_to_hash(&RunDir { allow, ..resumed(folder) }, observer)
+fn other_model(folder: &Path) -> RunDir {
+    RunDir { allow: vec!["model".into(), "train.precision".into()], ..resumed(folder) }
 }
 
 const OPTIMIZERS: [&str; 7] = ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"];
@@ -25,29 +24,16 @@ const OPTIMIZERS: [&str; 7] = ["sgd", "momentum", "nesterov", "adam", "adamw", "
 fn two_halves_equal_the_uninterrupted_run_bit_for_bit() {
     for precision in ["f32", "bf16"] {
         for optimizer in OPTIMIZERS {
-            let base = support::tiny_gpt(&[
-                &format!("train.precision={precision}"),
-                &format!("optimizer.name={optimizer}"),
-                "model.dropout=0.1",
-                "train.micro_batches=2",
-            ]);
-            let (uninterrupted, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-            let expected = base.steps(8).run_to_hash(&RunDir::at(uninterrupted.path()), &mut ()).unwrap();
-            let half = base.steps(4).run_to_hash(&RunDir::at(halves.path()), &mut ()).unwrap();
-            assert_ne!(half, expected, "{optimizer} {precision}: the second half changes something");
-            let resumed = resume_run(halves.path(), &base.steps(8), &mut ()).unwrap();
-            assert_eq!(resumed, expected, "{optimizer} {precision}");
+            let base = support::tiny_gpt("model.dropout=0.1 train.micro_batches=2")
+                .set(format!("train.precision={precision} optimizer.name={optimizer}"));
+            assert_goes_on(&base, [4, 8]);
         }
     }
 }
 
 #[test]
 fn running_statistics_of_batch_norm_are_resumed_too() {
-    let base = support::tiny_cnn(&[]);
-    let (uninterrupted, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let expected = base.steps(6).run_to_hash(&RunDir::at(uninterrupted.path()), &mut ()).unwrap();
-    base.steps(3).run_to_hash(&RunDir::at(halves.path()), &mut ()).unwrap();
-    assert_eq!(resume_run(halves.path(), &base.steps(6), &mut ()).unwrap(), expected);
+    assert_goes_on(&support::tiny_cnn(""), [3, 6]);
 }
 
 #[test]
@@ -66,15 +52,14 @@ fn a_damaged_checkpoint_is_reported_and_the_one_before_it_used() {
         ("manifest.json is damaged", |path| fs::write(path.join("manifest.json"), "{").unwrap()),
         ("manifest.json", |path| fs::remove_file(path.join("manifest.json")).unwrap()),
     ];
-    let base = support::tiny_gpt(&["checkpoint.every=2"]);
+    let base = support::tiny_gpt("checkpoint.every=2");
     let expected = hash(base.steps(6).run());
     for (what, damage) in damages {
         let folder = tempfile::tempdir().unwrap();
-        base.steps(4).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap();
+        base.steps(4).run_in(folder.path());
         damage(&folder.path().join("checkpoints/step-000004"));
-        let mut observer = RecordingObserver::default();
-        let resumed = resume_run(folder.path(), &base.steps(6), &mut observer).unwrap();
-        assert_eq!(resumed, expected, "{what}");
+        let (summary, observer) = base.steps(6).resume_observed(folder.path());
+        assert_eq!(hash(summary), expected, "{what}");
         assert!(observer.warnings.iter().any(|w| w.contains(what)), "{what}: {:?}", observer.warnings);
         assert_eq!(observer.resumed_after, Some(2), "{what}");
     }
@@ -83,12 +68,10 @@ fn a_damaged_checkpoint_is_reported_and_the_one_before_it_used() {
 #[test]
 fn a_checkpoint_of_another_model_is_refused_and_nothing_is_lost() {
     let folder = tempfile::tempdir().unwrap();
-    support::tiny_gpt(&[]).steps(2).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap();
+    support::tiny_gpt("").steps(2).run_in(folder.path());
     let before = fs::read(folder.path().join("run.toml")).unwrap();
     for (change, message) in [("model.width=32", "wte.weight"), ("train.precision=bf16", "precision")] {
-        let error = resume_run(folder.path(), &support::tiny_gpt(&[change]).steps(4), &mut ())
-            .unwrap_err()
-            .to_string();
+        let error = support::tiny_gpt(change).steps(4).fails(&other_model(folder.path())).to_string();
         assert!(error.contains(message), "{error}");
         assert_eq!(fs::read(folder.path().join("run.toml")).unwrap(), before, "the run folder is untouched");
     }
@@ -96,40 +79,33 @@ fn a_checkpoint_of_another_model_is_refused_and_nothing_is_lost() {
 
 #[test]
 fn a_used_folder_and_an_empty_one_are_told_apart() {
-    let folder = tempfile::tempdir().unwrap();
-    let base = support::tiny_gpt(&[]);
-    let error = resume_run(folder.path(), &base.steps(2), &mut ()).unwrap_err().to_string();
-    assert!(error.contains("no run here to resume"), "{error}");
-    base.steps(2).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap();
-    let error = base.steps(2).run_to_hash(&RunDir::at(folder.path()), &mut ()).unwrap_err().to_string();
-    assert!(error.contains("--resume"), "{error}");
+    for ranks in [1, 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let base = support::tiny_gpt("").steps(2).replicas(ranks);
+        let error = base.fails(&resumed(folder.path())).to_string();
+        assert!(error.contains("no run here to resume"), "{error}");
+        base.run_in(folder.path());
+        let error = base.fails(&RunDir::at(folder.path()));
+        assert!(matches!(&error, Error::File { why, .. } if why.contains("--resume")), "{error}");
+    }
 }
 
 #[test]
 fn only_the_last_checkpoints_are_kept_and_no_temporary_is_left() {
     let folder = tempfile::tempdir().unwrap();
-    support::tiny_gpt(&["checkpoint.every=1", "checkpoint.keep=2"])
-        .steps(5)
-        .run_to_hash(&RunDir::at(folder.path()), &mut ())
-        .unwrap();
-    let mut names: Vec<String> = fs::read_dir(folder.path().join("checkpoints"))
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    assert_eq!(names, ["step-000004", "step-000005"]);
+    support::tiny_gpt("checkpoint.every=1 checkpoint.keep=2").steps(5).run_in(folder.path());
+    assert_eq!(names(&folder.path().join("checkpoints")), ["step-000004", "step-000005"]);
 }
 
 #[test]
 fn a_stop_saves_and_metrics_hold_each_step_once() {
     let folder = tempfile::tempdir().unwrap();
-    let base = support::tiny_gpt(&["train.log_every=1"]);
+    let base = support::tiny_gpt("train.log_every=1");
     let stop = Arc::new(AtomicBool::new(true));
     let outcome = base.steps(6).run_until(&stop, &RunDir::at(folder.path()), &mut ()).unwrap();
     assert!(outcome.interrupted);
     assert_eq!(outcome.summary.steps, 1, "it finishes the step and stops");
-    let resumed = resume_run(folder.path(), &base.steps(6), &mut ()).unwrap();
-    assert_eq!(resumed, hash(base.steps(6).run()));
+    assert_eq!(hash(base.steps(6).run_in(folder.path())), hash(base.steps(6).run()));
     let metrics = fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
     let steps: Vec<u64> = metrics
         .lines()
@@ -143,7 +119,7 @@ fn a_stop_saves_and_metrics_hold_each_step_once() {
 /// What is known of the noise scale after a stop is what was known before it, to the bit.
 #[test]
 fn the_noise_scale_is_resumed_too() {
-    let base = support::tiny_gpt(&["train.batch=16", "train.micro_batches=4", "train.noise_scale=true"]);
+    let base = support::tiny_gpt("train.batch=16 train.micro_batches=4 train.noise_scale=true");
     let trainer = || base.set("train.steps=8").trainer(2);
     let (folder, mut uninterrupted) = (tempfile::tempdir().unwrap(), trainer());
     let checkpoints = Checkpoints::new(folder.path(), 1, "gpt", "f32");
@@ -162,39 +138,35 @@ fn the_noise_scale_is_resumed_too() {
 /// and at the last.
 #[test]
 fn an_evaluation_that_a_stop_interrupts_is_done_first_when_the_run_goes_on() {
-    let layouts: [&[&str]; 3] =
-        [&[], &["parallel.data=2"], &["parallel.data=2", "parallel.pipeline=2", "train.micro_batches=2"]];
+    let layouts = ["", "parallel.data=2", "parallel.data=2 parallel.pipeline=2 train.micro_batches=2"];
     for (settings, last) in layouts.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
-        let base = support::tiny_gpt(&["train.eval_every=3", "train.steps=6"]).with(settings);
+        let base = support::tiny_gpt("train.eval_every=3 train.steps=6").set(settings);
         let run_until = |folder: &Path, resume: bool, stop_at: u64| {
             let run_dir = RunDir { resume, ..RunDir::at(folder) };
-            let stop = Arc::<AtomicBool>::default();
-            let asks = || stop.store(true, Ordering::Relaxed);
-            let mut observer = RecordingObserver::then(stop_at, &asks);
-            let outcome = base.run_until(&stop, &run_dir, &mut observer).unwrap();
+            let (outcome, observer) = base.run_stopped_after(stop_at, &run_dir);
             (observer.evaluations, outcome.interrupted, outcome.summary)
         };
         let (uninterrupted, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (expected, interrupted, at_end) = run_until(uninterrupted.path(), false, u64::MAX);
-        assert!(!interrupted && expected.len() == 2, "{settings:?}: {expected:?}");
+        assert!(!interrupted && expected.len() == 2, "{settings}: {expected:?}");
         let stop_at = if last { 6 } else { 3 };
         let (first, interrupted, _) = run_until(halves.path(), false, stop_at);
-        assert!(interrupted, "{settings:?}: stopped at {stop_at}");
+        assert!(interrupted, "{settings}: stopped at {stop_at}");
         let (second, interrupted, resumed) = run_until(halves.path(), true, u64::MAX);
         assert!(!interrupted);
-        assert_eq!(second[0].0, stop_at, "{settings:?}: what was interrupted is done first");
-        assert_eq!([first, second].concat(), expected, "{settings:?}: each once, and the same");
-        assert_eq!(resumed.weights_hash, at_end.weights_hash, "{settings:?}");
-        assert_eq!(resumed.validation.best_loss, at_end.validation.best_loss, "{settings:?}");
+        assert_eq!(second[0].0, stop_at, "{settings}: what was interrupted is done first");
+        assert_eq!([first, second].concat(), expected, "{settings}: each once, and the same");
+        assert_eq!(resumed.weights_hash, at_end.weights_hash, "{settings}");
+        assert_eq!(resumed.validation.best_loss, at_end.validation.best_loss, "{settings}");
         let (third, _, _) = run_until(halves.path(), true, u64::MAX);
-        assert!(third.is_empty(), "{settings:?}: nothing is due any more: {third:?}");
+        assert!(third.is_empty(), "{settings}: nothing is due any more: {third:?}");
     }
 }
 
 /// Between any two batches, not only before the first.
 #[test]
 fn an_evaluation_is_stopped_between_its_batches() {
-    let mut trainer = support::tiny_gpt(&["train.eval_samples=16"]).trainer(2);
+    let mut trainer = support::tiny_gpt("train.eval_samples=16").trainer(2);
     let asked = Cell::new(0);
     let after = |batches: usize| {
         asked.set(0);

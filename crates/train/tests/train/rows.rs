@@ -10,12 +10,11 @@ use espalier_plan::config::RunTable;
 use espalier_tensor::Device;
 use espalier_train::hub;
 use espalier_train::parallel::Ranks;
-use espalier_train::trained::TrainedModel;
 use espalier_train::trainer::Trainer;
 use serde_json::{Value, json};
 
-use crate::support::{Base, apart, on_every_rank, rotary_llama, tiny_gpt};
-use crate::tensor;
+use crate::support::{self, Base, apart, assert_goes_on, on_every_rank, rotary_llama, tiny_gpt};
+use crate::tensor::all_same;
 
 /// Questions and answers of many lengths.
 fn rows(count: usize) -> String {
@@ -29,10 +28,10 @@ fn rows(count: usize) -> String {
 }
 
 /// A base that learns such rows, as bytes.
-fn on_rows(base: Base, file: &Path, more: &[&str]) -> Base {
+fn on_rows(base: Base, file: &Path, more: &str) -> Base {
     // What is left of other data has no effect, and would be refused.
-    let base = base.set("data.count=").set("data.kind=jsonl").set(format!("data.path={}", file.display()));
-    base.set("data.validation=0.2").set("train.eval_samples=0").with(more)
+    let base = base.set(format!("data.count= data.kind=jsonl data.path={}", file.display()));
+    base.set("data.validation=0.2 train.eval_samples=0").set(more)
 }
 
 fn file(folder: &Path, count: usize) -> std::path::PathBuf {
@@ -47,22 +46,20 @@ fn file(folder: &Path, count: usize) -> std::path::PathBuf {
 fn every_layout_is_the_same_run() {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path(), 60);
-    for (name, base) in [("gpt", tiny_gpt(&[])), ("llama", rotary_llama(&[]))] {
-        let base = on_rows(base, &file, &["train.batch=4"]);
-        let single = &tensor::on(&base, 4)[0];
-        for layout in [
-            &["train.micro_batches=2"][..],
-            &["parallel.data=2"],
-            &["parallel.data=2", "parallel.zero=2", "train.micro_batches=2"],
-            &["parallel.pipeline=2", "train.micro_batches=4"],
-            &["parallel.pipeline=2", "train.micro_batches=2", "parallel.schedule=zb-h1", "parallel.data=2"],
-            &["parallel.tensor=2"],
-            &["parallel.tensor=2", "parallel.sequence=true"],
-            &["train.recompute=block"],
-            &["train.recompute=attention"],
-        ] {
-            tensor::same_as(single, &base.with(layout), 4, 2e-5, &format!("{name} {layout:?}"));
-        }
+    for base in [tiny_gpt(""), rotary_llama("")] {
+        let base = on_rows(base, &file, "train.batch=4");
+        let layouts = [
+            "train.micro_batches=2",
+            "parallel.data=2",
+            "parallel.data=2 parallel.zero=2 train.micro_batches=2",
+            "parallel.pipeline=2 train.micro_batches=4",
+            "parallel.pipeline=2 train.micro_batches=2 parallel.schedule=zb-h1 parallel.data=2",
+            "parallel.tensor=2",
+            "parallel.tensor=2 parallel.sequence=true",
+            "train.recompute=block",
+            "train.recompute=attention",
+        ];
+        all_same(&base, layouts, 4, 2e-5);
     }
 }
 
@@ -72,9 +69,9 @@ fn every_layout_is_the_same_run() {
 fn a_token_does_not_know_its_neighbours() {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path(), 40);
-    for (name, base) in [("gpt", tiny_gpt(&[])), ("llama", rotary_llama(&[]))] {
+    for (name, base) in [("gpt", tiny_gpt("")), ("llama", rotary_llama(""))] {
         let shown = |pack: bool| {
-            let base = on_rows(base.clone(), &file, &[&format!("data.pack={pack}")]).steps(1);
+            let base = on_rows(base.clone(), &file, &format!("data.pack={pack}")).steps(1);
             // As many sequences as there are.
             let all = base.trainer(1).dataset().len(DataSplit::Train);
             let shown = on_every_rank(&base.set(format!("train.batch={all}")), |mut trainer: Trainer| {
@@ -131,7 +128,7 @@ fn the_mean_is_that_of_transformers() {
             assert!(if pack { all < 6 } else { all == 6 }, "{name}: {all} sequences");
             let (run_file, dataset) = open(pack, all, micro_batches);
             let plan = Plan::new(run_file, dataset.facts()).unwrap();
-            let model = TrainedModel::open(&from, |broken| panic!("{broken}")).unwrap();
+            let model = support::open(&from);
             let device = Device::cpu(1).unwrap();
             let mut trainer = model.trainer(plan, dataset, &device, Ranks::single()).unwrap();
             let step = trainer.step().unwrap();
@@ -152,9 +149,5 @@ fn the_mean_is_that_of_transformers() {
 fn a_run_on_rows_goes_on_where_it_stopped() {
     let folder = tempfile::tempdir().unwrap();
     let file = file(folder.path(), 60);
-    let base = on_rows(tiny_gpt(&[]), &file, &[]).set("checkpoint.every=3");
-    let whole = base.steps(6).run().weights_hash;
-    let out = folder.path().join("out");
-    base.steps(3).run_in(&out);
-    assert_eq!(base.steps(6).run_in(&out).weights_hash, whole);
+    assert_goes_on(&on_rows(tiny_gpt(""), &file, ""), [3, 6]);
 }

@@ -5,95 +5,78 @@ use espalier_nn::weights::WeightStore;
 use espalier_plan::schedule::Chunk;
 use espalier_tensor::Category;
 use espalier_train::RunSummary;
-use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, images, on_every_rank, planned, tiny_cnn, tiny_gpt};
-use crate::tensor;
+use crate::support::{
+    Base, dense_and_pruned, images, on_every_rank, planned, take, tiny_cnn, tiny_gpt, written,
+};
+use crate::tensor::all_same;
 
 /// Samples to evaluate that two and four ranks do not have alike many micro-batches of.
 fn gpt() -> Base {
-    tiny_gpt(&["model.layers=3", "train.batch=8", "train.micro_batches=2", "train.eval_samples=9"])
+    tiny_gpt("model.layers=3 train.batch=8 train.micro_batches=2 train.eval_samples=9")
         .set("train.eval_batch=2")
 }
 
-/// A sample of every kind: each method, optimizer, schedule and axis is in one of them at least.
+/// A sample of every kind: each method, schedule and axis is in one of them at least, or in zero.rs, which has
+/// every optimizer too.
 fn cases() -> Vec<(&'static str, Base)> {
-    let cnn = tiny_cnn(&["train.batch=8", "train.eval_samples=5", "train.eval_batch=1"]);
-    let resnet = images().set("model.name=resnet8").set("data.size=16").set("data.count=32");
-    let pruned = |method: &str| gpt().set(format!("prune.method={method}")).set("prune.sparsity=0.8");
+    let cnn = tiny_cnn("train.batch=8 train.eval_samples=5 train.eval_batch=1");
+    let resnet = images().set("model.name=resnet8 data.size=16 data.count=32");
+    let pruned = |method: &str| gpt().set(format!("prune.method={method} prune.sparsity=0.8"));
     let moving = |method: &str| pruned(method).set("prune.every=2");
     let pipeline = |schedule: &str| {
-        gpt().set("train.batch=16").set("parallel.pipeline=2").set(format!("parallel.schedule={schedule}"))
+        gpt().set(format!("train.batch=16 parallel.pipeline=2 parallel.schedule={schedule}"))
     };
-    let all: Vec<(&'static str, Base, &[&str])> = vec![
-        ("dense", gpt(), &["parallel.data=2", "train.clip=0.5"]),
-        ("dense, bf16, own head", gpt(), &["parallel.data=4", "train.precision=bf16", "model.tied=false"]),
-        ("one micro-batch", gpt(), &["parallel.data=4", "train.micro_batches=1"]),
-        ("sgd", gpt(), &["parallel.data=2", "optimizer.name=sgd"]),
-        ("lars", gpt(), &["parallel.data=2", "optimizer.name=lars"]),
-        ("lamb", pruned("magnitude"), &["parallel.data=4", "optimizer.name=lamb"]),
+    let all = [
+        ("dense", gpt(), "parallel.data=2 train.clip=0.5"),
+        ("dense, bf16, own head", gpt(), "parallel.data=4 train.precision=bf16 model.tied=false"),
+        ("one micro-batch", gpt(), "parallel.data=4 train.micro_batches=1"),
         (
             "bf16 moments, low bits",
             pruned("random"),
-            &[
-                "parallel.data=2",
-                "train.precision=bf16",
-                "optimizer.moments=bf16",
-                "optimizer.master=low-bits",
-            ],
+            "parallel.data=2 train.precision=bf16 optimizer.moments=bf16 optimizer.master=low-bits",
         ),
-        ("hardly anything kept", pruned("magnitude"), &["parallel.data=4", "prune.sparsity=0.995"]),
-        ("noise", pruned("magnitude"), &["parallel.data=2", "train.noise_scale=true"]),
-        ("snip", pruned("snip"), &["parallel.data=4", "prune.samples=9"]),
-        ("snip, fewer samples than ranks", pruned("snip"), &["parallel.data=4", "prune.samples=3"]),
-        ("grasp", pruned("grasp"), &["parallel.data=2", "prune.samples=5"]),
-        ("wanda", pruned("wanda"), &["parallel.data=4", "prune.samples=9", "train.precision=bf16"]),
-        ("rigl", moving("rigl"), &["parallel.data=2"]),
-        ("rigl, one micro-batch", moving("rigl"), &["parallel.data=2", "train.micro_batches=1"]),
-        ("set", moving("set"), &["parallel.data=2", "train.precision=bf16"]),
-        ("gradual", moving("gradual"), &["parallel.data=2", "prune.end=5", "prune.embeddings=true"]),
-        ("elsa", moving("elsa"), &["parallel.data=2", "prune.end=5", "prune.embeddings=true"]),
-        ("late", pruned("magnitude"), &["parallel.data=2", "prune.at=3", "prune.biases=true"]),
-        ("early-bird", pruned("early-bird"), &["parallel.data=2", "prune.every=1", "prune.latest=3"]),
-        (
-            "early-bird, channels",
-            cnn.set("prune.method=early-bird").set("prune.sparsity=0.5"),
-            &["parallel.data=2", "prune.form=channels", "prune.every=1", "prune.latest=3", "prune.l1=1e-4"],
-        ),
-        ("lottery", pruned("lottery"), &["parallel.data=2", "prune.rate=0.6", "prune.rewind=1"]),
-        ("2:4", gpt(), &["parallel.data=2", "prune.method=2:4", "prune.sparsity=0.5"]),
-        ("sparse products", pruned("magnitude"), &["parallel.data=2", "prune.kernels=sparse"]),
-        ("compressed by name", pruned("magnitude"), &["parallel.data=2", "prune.weights=compressed"]),
-        ("blocks recomputed", pruned("magnitude"), &["parallel.data=2", "train.recompute=block"]),
-        ("attention recomputed", gpt(), &["parallel.data=2", "train.recompute=attention"]),
-        ("convolutions", cnn.clone(), &["parallel.data=4"]),
-        ("synchronised norms", cnn.clone(), &["parallel.data=2", "parallel.batch_norm=synchronised"]),
+        ("hardly anything kept", pruned("magnitude"), "parallel.data=4 prune.sparsity=0.995"),
+        ("noise", pruned("magnitude"), "parallel.data=2 train.noise_scale=true"),
+        ("snip", pruned("snip"), "parallel.data=4 prune.samples=9"),
+        ("snip, fewer samples than ranks", pruned("snip"), "parallel.data=4 prune.samples=3"),
+        ("grasp", pruned("grasp"), "parallel.data=2 prune.samples=5"),
+        ("wanda", pruned("wanda"), "parallel.data=4 prune.samples=9 train.precision=bf16"),
+        ("rigl", moving("rigl"), "parallel.data=2"),
+        ("gradual", moving("gradual"), "parallel.data=2 prune.end=5 prune.embeddings=true"),
+        ("elsa", moving("elsa"), "parallel.data=2 prune.end=5 prune.embeddings=true"),
+        ("late", pruned("magnitude"), "parallel.data=2 prune.at=3 prune.biases=true"),
+        ("early-bird", pruned("early-bird"), "parallel.data=2 prune.every=1 prune.latest=3"),
+        ("lottery", pruned("lottery"), "parallel.data=2 prune.rate=0.6 prune.rewind=1"),
+        ("2:4", gpt(), "parallel.data=2 prune.method=2:4 prune.sparsity=0.5"),
+        ("sparse products", pruned("magnitude"), "parallel.data=2 prune.kernels=sparse"),
+        ("compressed by name", pruned("magnitude"), "parallel.data=2 prune.weights=compressed"),
+        ("blocks recomputed", pruned("magnitude"), "parallel.data=2 train.recompute=block"),
+        ("attention recomputed", gpt(), "parallel.data=2 train.recompute=attention"),
+        ("convolutions", cnn.clone(), "parallel.data=4"),
+        ("synchronised norms", cnn.clone(), "parallel.data=2 parallel.batch_norm=synchronised"),
         (
             "synchronised norms, snip",
-            cnn.set("prune.method=snip").set("prune.sparsity=0.5"),
-            &["parallel.data=4", "parallel.batch_norm=synchronised", "prune.samples=3"],
+            cnn.set("prune.method=snip prune.sparsity=0.5"),
+            "parallel.data=4 parallel.batch_norm=synchronised prune.samples=3",
         ),
-        ("tensor", pruned("magnitude"), &["parallel.data=2", "parallel.tensor=2"]),
-        ("sequence", pruned("random"), &["parallel.data=2", "parallel.tensor=2", "parallel.sequence=true"]),
-        ("spatial", resnet, &["parallel.data=2", "parallel.spatial=2", "prune.method=magnitude"]),
-        ("gpipe", pipeline("gpipe"), &["parallel.data=2"]),
-        ("1f1b", pipeline("1f1b"), &["parallel.data=2", "prune.method=snip", "prune.samples=7"]),
-        (
-            "1f1b, own head",
-            pipeline("1f1b"),
-            &["parallel.data=2", "model.tied=false", "train.micro_batches=4"],
-        ),
-        ("zb-h1", pipeline("zb-h1"), &["parallel.data=2", "prune.method=rigl", "prune.every=2"]),
-        ("interleaved", pipeline("interleaved"), &["parallel.data=2", "train.recompute=block"]),
-        ("axonn", pipeline("axonn"), &["parallel.data=2", "train.micro_batches=4"]),
+        ("tensor", pruned("magnitude"), "parallel.data=2 parallel.tensor=2"),
+        ("sequence", pruned("random"), "parallel.data=2 parallel.tensor=2 parallel.sequence=true"),
+        ("spatial", resnet, "parallel.data=2 parallel.spatial=2 prune.method=magnitude"),
+        ("gpipe", pipeline("gpipe"), "parallel.data=2"),
+        ("1f1b", pipeline("1f1b"), "parallel.data=2 prune.method=snip prune.samples=7"),
+        ("1f1b, own head", pipeline("1f1b"), "parallel.data=2 model.tied=false train.micro_batches=4"),
+        ("zb-h1", pipeline("zb-h1"), "parallel.data=2 prune.method=rigl prune.every=2"),
+        ("interleaved", pipeline("interleaved"), "parallel.data=2 train.recompute=block"),
+        ("axonn", pipeline("axonn"), "parallel.data=2 train.micro_batches=4"),
         (
             "pipeline, pruned table",
             pipeline("1f1b"),
-            &["parallel.data=2", "prune.method=magnitude", "prune.embeddings=true"],
+            "parallel.data=2 prune.method=magnitude prune.embeddings=true",
         ),
     ];
-    all.into_iter().map(|(name, base, set)| (name, base.with(set))).collect()
+    all.into_iter().map(|(name, base, set)| (name, base.set(set))).collect()
 }
 
 /// What a run has to show but for its memory and traffic.
@@ -104,7 +87,7 @@ fn shown(of: &RunSummary) -> (Option<String>, Option<f64>, String) {
 #[test]
 fn sharded_weights_train_as_full_ones_bit_for_bit() {
     for (name, base) in cases() {
-        let base = base.steps(6).set("train.eval_every=3").set("parallel.timeout_s=30");
+        let base = base.steps(6).set("train.eval_every=3 parallel.timeout_s=30");
         let [full, sharded] = [2, 3].map(|zero| base.set(format!("parallel.zero={zero}")).run());
         assert_eq!(shown(&full), shown(&sharded), "{name}");
         let peak = |of: &RunSummary, category: &str| of.memory[category].measured.unwrap();
@@ -116,20 +99,15 @@ fn sharded_weights_train_as_full_ones_bit_for_bit() {
 /// As every layout is one rank's run.
 #[test]
 fn sharded_weights_are_those_of_one_rank() {
-    let gpt =
-        tiny_gpt(&["train.batch=12", "train.clip=0.5", "train.micro_batches=2", "train.eval_samples=11"])
-            .with(["model.layers=4", "optimizer.name=sgd", "learning_rate.peak=0.1"]);
-    let pruned = gpt.with(["prune.method=magnitude", "prune.sparsity=0.9", "prune.state=compressed"]);
-    for (what, base) in [("dense", gpt), ("pruned", pruned)] {
-        let single = tensor::on(&base, 6).remove(0);
-        for layout in [
-            "parallel.data=2",
-            "parallel.data=2 parallel.tensor=2",
-            "parallel.data=3 parallel.pipeline=2 parallel.schedule=1f1b",
-        ] {
-            let fields: Vec<&str> = layout.split(' ').chain(["parallel.zero=3"]).collect();
-            tensor::same_as(&single, &base.with(fields), 6, 1e-5, &format!("{what}: {layout}"));
-        }
+    let gpt = tiny_gpt("train.batch=12 train.clip=0.5 train.micro_batches=2 train.eval_samples=11")
+        .set("model.layers=4 optimizer.name=sgd learning_rate.peak=0.1");
+    let layouts = [
+        "parallel.data=2",
+        "parallel.data=2 parallel.tensor=2",
+        "parallel.data=3 parallel.pipeline=2 parallel.schedule=1f1b",
+    ];
+    for base in dense_and_pruned(&gpt) {
+        all_same(&base, layouts.map(|layout| format!("{layout} parallel.zero=3")), 6, 1e-5);
     }
 }
 
@@ -137,33 +115,29 @@ fn sharded_weights_are_those_of_one_rank() {
 /// keep below what is predicted, and are not much less.
 #[test]
 fn every_byte_is_predicted() {
-    let pruned = ["prune.method=magnitude", "prune.scope=layer", "prune.sparsity=0.75"];
+    let pruned = "prune.method=magnitude prune.scope=layer prune.sparsity=0.75";
     for (what, more, is_pruned) in [
-        ("dense", &["parallel.data=2"][..], false),
-        ("dense, bf16", &["parallel.data=4", "train.precision=bf16"], false),
-        ("uneven", &["parallel.data=3", "train.batch=12"], false),
-        ("recomputed", &["parallel.data=2", "train.recompute=block"], false),
-        ("pruned", &["parallel.data=2"], true),
-        ("pruned, bf16", &["parallel.data=4", "train.precision=bf16", "optimizer.master=low-bits"], true),
-        ("sparse products", &["parallel.data=2", "prune.kernels=sparse"], true),
-        ("late", &["parallel.data=2", "prune.at=2"], true),
-        ("stages", &["parallel.data=2", "parallel.pipeline=2"], true),
-        ("tied over stages", &["parallel.data=2", "parallel.pipeline=2", "model.tied=true"], false),
-        ("tied", &["parallel.data=2", "model.tied=true"], false),
-        ("tied, bf16", &["parallel.data=2", "model.tied=true", "train.precision=bf16"], false),
-        (
-            "tied, two buckets",
-            &["parallel.data=2", "model.tied=true", "train.precision=bf16", "model.width=128"],
-            false,
-        ),
-        ("tensor", &["parallel.data=2", "parallel.tensor=2", "parallel.sequence=true"], false),
+        ("dense", "parallel.data=2", false),
+        ("dense, bf16", "parallel.data=4 train.precision=bf16", false),
+        ("uneven", "parallel.data=3 train.batch=12", false),
+        ("recomputed", "parallel.data=2 train.recompute=block", false),
+        ("pruned", "parallel.data=2", true),
+        ("pruned, bf16", "parallel.data=4 train.precision=bf16 optimizer.master=low-bits", true),
+        ("sparse products", "parallel.data=2 prune.kernels=sparse", true),
+        ("late", "parallel.data=2 prune.at=2", true),
+        ("stages", "parallel.data=2 parallel.pipeline=2", true),
+        ("tied over stages", "parallel.data=2 parallel.pipeline=2 model.tied=true", false),
+        ("tied", "parallel.data=2 model.tied=true", false),
+        ("tied, bf16", "parallel.data=2 model.tied=true train.precision=bf16", false),
+        ("tied, two buckets", "parallel.data=2 model.tied=true train.precision=bf16 model.width=128", false),
+        ("tensor", "parallel.data=2 parallel.tensor=2 parallel.sequence=true", false),
     ] {
-        let base = gpt().with(["model.tied=false", "model.width=64", "parallel.zero=3"]);
-        let base = if is_pruned { base.with(pruned) } else { base }.with(more).steps(3);
+        let base = gpt().set("model.tied=false model.width=64 parallel.zero=3");
+        let base = if is_pruned { base.set(pruned) } else { base }.set(more).steps(3);
         let plan = planned(&base);
         let is_late = what == "late";
         let ranks = on_every_rank(&base, |mut trainer| {
-            (0..3).try_for_each(|_| trainer.step().map(drop))?;
+            take(&mut trainer, 3)?;
             let ledger = trainer.device().ledger();
             let peak = |category| ledger.peak(category) as u64;
             let at_rest = ledger.current(Category::Weights) as u64;
@@ -215,7 +189,7 @@ pub fn dense_at_once(trainer: &Trainer) -> u64 {
 /// A rank of four has a quarter of what it has alone, and the sum of all is the model.
 #[test]
 fn no_rank_ever_has_the_model() {
-    let base = gpt().with(["model.width=64", "model.layers=8", "parallel.zero=3", "train.micro_batches=1"]);
+    let base = gpt().set("model.width=64 model.layers=8 parallel.zero=3 train.micro_batches=1");
     let ranks = on_every_rank(&base.replicas(4), |mut trainer| {
         trainer.step()?;
         let all: usize = trainer.params().iter().map(|(_, param)| param.len()).sum();
@@ -233,24 +207,17 @@ fn no_rank_ever_has_the_model() {
 /// Text that a model generates while it trains.
 #[test]
 fn a_model_of_sharded_weights_writes_the_same_text() {
-    for set in [&["parallel.data=2"][..], &["parallel.data=2", "parallel.pipeline=2"]] {
-        let base = gpt().with(set);
-        let write = |zero: usize| {
-            on_every_rank(&base.set(format!("parallel.zero={zero}")), |mut trainer| {
-                trainer.step()?;
-                let mut sampler = Sampler::new(Sampling { seed: 3, ..Sampling::GREEDY });
-                let mut generator = trainer.generator()?;
-                Ok(generator.generate(&[1, 2, 3], 12, &mut sampler, &mut |_| true)?.tokens)
-            })
-        };
-        assert_eq!(write(2), write(3), "{set:?}");
+    for set in ["parallel.data=2", "parallel.data=2 parallel.pipeline=2"] {
+        let [full, sharded] =
+            ["parallel.zero=2", "parallel.zero=3"].map(|zero| written(&gpt().set(set).set(zero)));
+        assert_eq!(full, sharded, "{set}");
     }
 }
 
 /// An update that is not finite leaves every shard as it was, and the run goes on.
 #[test]
 fn a_bad_step_changes_no_shard() {
-    let base = gpt().set("parallel.data=2").set("parallel.zero=3").steps(4);
+    let base = gpt().set("parallel.data=2 parallel.zero=3").steps(4);
     on_every_rank(&base, |mut trainer| {
         trainer.step()?;
         let before = trainer.params().hash()?;

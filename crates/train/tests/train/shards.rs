@@ -14,7 +14,7 @@ use espalier_train::checkpoint::{
 };
 use espalier_train::parallel::{Ranks, on_threads};
 
-use crate::support::{Base, checkpoints, on_every_rank, planned, tiny_cnn, tiny_gpt};
+use crate::support::{files, names, passed_on, planned, saved, tiny_cnn, tiny_gpt};
 
 fn mesh(data: usize, pipeline: usize) -> Mesh {
     Mesh::new(PerAxis { data, pipeline, ..PerAxis::ONES }).unwrap()
@@ -24,67 +24,32 @@ fn after(step: u64) -> RunProgress {
     RunProgress { step, updates: step, ..RunProgress::default() }
 }
 
-/// Names of what is in a folder, in order.
-fn names(folder: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
-}
-
-/// Loads what is in `from`, if anything, on so many ranks, takes steps and saves it in `to`.
-fn pass_on(base: &Base, ranks: usize, from: Option<&Path>, steps: usize, to: &Path) {
-    let base = base.replicas(ranks);
-    on_every_rank(&base, |mut trainer| {
-        if let Some(from) = from {
-            let found = trainer.load(&checkpoints(&base, from), |broken| panic!("{broken}"))?;
-            found.expect("a checkpoint is there");
-        }
-        (0..steps).try_for_each(|_| trainer.step().map(drop))?;
-        trainer.save(&checkpoints(&base, to))
-    });
-}
-
 /// Through any chain of rank counts, what one rank wrote comes back byte for byte: weights, state, masks, the
 /// pruner's memory.
 #[test]
 fn a_checkpoint_goes_through_any_numbers_of_ranks_unchanged() {
-    let lottery =
-        tiny_gpt(&["train.batch=12", "train.steps=24", "prune.method=lottery", "prune.sparsity=0.5"]);
+    let lottery = tiny_gpt("train.batch=12 train.steps=24 prune.method=lottery prune.sparsity=0.5");
     let bases = [
-        lottery.set("prune.rate=0.3").set("prune.rewind=2").set("train.precision=bf16"),
-        tiny_cnn(&["train.batch=12", "train.steps=12", "prune.method=magnitude", "prune.sparsity=0.9"]),
+        lottery.set("prune.rate=0.3 prune.rewind=2 train.precision=bf16"),
+        tiny_cnn("train.batch=12 train.steps=12 prune.method=magnitude prune.sparsity=0.9"),
     ];
     for (base, at_lottery) in bases.into_iter().zip([true, false]) {
-        let folders: Vec<_> = (0..4).map(|_| tempfile::tempdir().unwrap()).collect();
-        let paths: Vec<&Path> = folders.iter().map(|folder| folder.path()).collect();
-        pass_on(&base, 1, None, 12, paths[0]);
-        pass_on(&base, 3, Some(paths[0]), 0, paths[1]);
-        pass_on(&base, 2, Some(paths[1]), 0, paths[2]);
-        pass_on(&base, 1, Some(paths[2]), 0, paths[3]);
-        let step = |at: usize| paths[at].join("step-000012");
-        let before = names(&step(0));
-        for file in
-            ["masks.safetensors", if at_lottery { "pruner.safetensors" } else { "optimizer.safetensors" }]
-        {
-            assert!(before.iter().any(|name| name == file), "{before:?}");
-        }
-        assert_eq!(names(&step(3)), before);
-        for name in before {
-            let (old, new) = (fs::read(step(0).join(&name)).unwrap(), fs::read(step(3).join(&name)).unwrap());
-            assert!(old == new, "{name} has changed");
-        }
-        let model: Vec<String> =
-            names(&step(1)).into_iter().filter(|name| name.starts_with("model-")).collect();
+        let first = saved(&base, 12);
+        let by_three = passed_on(first.path(), [base.replicas(3)]);
+        let last = passed_on(by_three.path(), [base.replicas(2), base.clone()]);
+        let before = files(first.path());
+        let more = if at_lottery { "pruner.safetensors" } else { "optimizer.safetensors" };
+        assert!(before.contains_key("masks.safetensors") && before.contains_key(more), "{:?}", before.keys());
+        assert!(files(last.path()) == before, "{base}");
+        let step = by_three.path().join("step-000012");
+        let model: Vec<String> = names(&step).into_iter().filter(|name| name.starts_with("model-")).collect();
         let expected: Vec<String> = (1..=3).map(|i| format!("model-{i:05}-of-00003.safetensors")).collect();
         assert_eq!(model, expected);
         let index: serde_json::Value =
-            serde_json::from_slice(&fs::read(step(1).join("model.safetensors.index.json")).unwrap()).unwrap();
+            serde_json::from_slice(&fs::read(step.join("model.safetensors.index.json")).unwrap()).unwrap();
         let map: BTreeMap<String, String> = serde_json::from_value(index["weight_map"].clone()).unwrap();
         for (name, file) in &map {
-            let bytes = fs::read(step(1).join(file)).unwrap();
+            let bytes = fs::read(step.join(file)).unwrap();
             let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
             assert!(tensors.tensor(name).is_ok(), "{name} is in {file}");
         }
@@ -110,14 +75,11 @@ fn save_shards(folder: &Path, ranges: &[std::ops::Range<usize>]) {
         let range = ranges[ranks.rank()].clone();
         let (shard_values, shard) = (numbers(device, range.clone()), range_from(&[10, 3], range.start));
         let unsharded = numbers(device, 0..7);
-        let files = vec![(
-            "state.safetensors",
-            vec![
-                ("a".to_owned(), CheckpointTensor::Shard(&shard_values, shard)),
-                ("b".to_owned(), CheckpointTensor::Tensor(&unsharded)),
-            ],
-        )];
-        Checkpoints::new(folder, 1, "m", "f32").save(&after(1), files, &ranks)
+        let tensors = vec![
+            ("a".to_owned(), CheckpointTensor::Shard(&shard_values, shard)),
+            ("b".to_owned(), CheckpointTensor::Tensor(&unsharded)),
+        ];
+        Checkpoints::new(folder, 1, "m", "f32").save(&after(1), vec![("state.safetensors", tensors)], &ranks)
     })
     .unwrap();
 }
@@ -220,15 +182,11 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
             if last && failing == "gone" {
                 return Err(Error::File { path: "x".into(), why: "gone".into() });
             }
-            let shard_values = numbers(device, 0..1);
-            let shard = |rank| range_from(&[3], rank);
+            let (values, shard) = (numbers(device, 0..1), range_from(&[3], ranks.rank()));
             // No such folder can be written to.
             let file = if last && failing == "cannot" { "no/state.safetensors" } else { "state.safetensors" };
-            let files = vec![(
-                file,
-                vec![("a".to_owned(), CheckpointTensor::Shard(&shard_values, shard(ranks.rank())))],
-            )];
-            let saved = checkpoints.save(&after(step), files, &ranks);
+            let tensors = vec![("a".to_owned(), CheckpointTensor::Shard(&values, shard))];
+            let saved = checkpoints.save(&after(step), vec![(file, tensors)], &ranks);
             if failing == "cannot" {
                 let error = saved.as_ref().unwrap_err();
                 assert!(matches!(error, Error::Disk { .. }), "{error:?}");
@@ -266,11 +224,8 @@ fn a_damaged_file_is_reported_to_all() {
         for step in [1, 2] {
             let shard_values = numbers(device, 0..5);
             let shard = range_from(&[10], 5 * ranks.rank());
-            let files = vec![(
-                "state.safetensors",
-                vec![("a".to_owned(), CheckpointTensor::Shard(&shard_values, shard))],
-            )];
-            checkpoints.save(&after(step), files, &ranks)?;
+            let tensors = vec![("a".to_owned(), CheckpointTensor::Shard(&shard_values, shard))];
+            checkpoints.save(&after(step), vec![("state.safetensors", tensors)], &ranks)?;
         }
         Ok(())
     })

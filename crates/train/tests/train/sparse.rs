@@ -4,18 +4,17 @@ use espalier_nn::weights::{ParameterId, WeightStore};
 use espalier_tensor::{Category, Mask};
 use espalier_train::trainer::Trainer;
 
-use crate::support::{Base, on_every_rank, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{Base, losses, on_every_rank, prepare, tiny_cnn, tiny_gpt};
 
 fn gpt(method: &str) -> Base {
-    let base = tiny_gpt(&["train.micro_batches=2", "prune.sparsity=0.9", "optimizer.name=sgd"]);
-    base.set("learning_rate.peak=0.1").set(format!("prune.method={method}"))
+    let base = tiny_gpt("train.micro_batches=2 prune.sparsity=0.9 optimizer.name=sgd");
+    base.set(format!("learning_rate.peak=0.1 prune.method={method}"))
 }
 
 /// Losses, what is kept, and how many parameters are multiplied without their zeros at the end.
 fn train(base: &Base, steps: usize) -> (Vec<f64>, String, usize) {
     let mut all = on_every_rank(&base.steps(steps), |mut trainer| {
-        let losses =
-            (0..steps).map(|_| Ok(trainer.step()?.loss)).collect::<espalier_train::Result<Vec<f64>>>()?;
+        let losses = losses(&mut trainer, steps)?;
         let weights = trainer.params();
         let sparse = weights.ids().filter(|id| WeightStore::sparse(weights, *id).is_some()).count();
         Ok((losses, trainer.params().mask_hash()?, sparse))
@@ -32,14 +31,14 @@ fn assert_near(a: &[f64], b: &[f64], what: &str) {
 #[test]
 fn every_method_learns_the_same() {
     let more = |method: &str| match method {
-        "gradual" => vec!["prune.start=1", "prune.end=6", "prune.every=2"],
-        "rigl" | "set" => vec!["prune.every=2"],
-        "early-bird" => vec!["prune.every=1", "prune.latest=3"],
-        "lottery" => vec!["prune.sparsity=0.7", "prune.rate=0.4"],
-        _ => vec![],
+        "gradual" => "prune.start=1 prune.end=6 prune.every=2",
+        "rigl" | "set" => "prune.every=2",
+        "early-bird" => "prune.every=1 prune.latest=3",
+        "lottery" => "prune.sparsity=0.7 prune.rate=0.4",
+        _ => "",
     };
     for method in ["magnitude", "snip", "grasp", "gradual", "rigl", "set", "early-bird", "lottery"] {
-        let base = more(method).into_iter().fold(gpt(method), |base, change| base.set(change));
+        let base = gpt(method).set(more(method));
         let (losses, kept, none) = train(&base, 10);
         let (sparse_losses, sparse_kept, some) = train(&base.set("prune.kernels=sparse"), 10);
         // Four linear layers in each of two blocks; the head is tied. Where less goes in all, some keep too much.
@@ -56,7 +55,7 @@ fn ranks_learn_the_same_without_zeros() {
     let base = gpt("magnitude").set("prune.kernels=sparse");
     let single = train(&base.set("train.micro_batches=4"), 5);
     for schedule in ["1f1b", "zb-h1"] {
-        let layout = base.set("parallel.data=2").set("parallel.pipeline=2");
+        let layout = base.set("parallel.data=2 parallel.pipeline=2");
         let (losses, _, sparse) = train(&layout.set(format!("parallel.schedule={schedule}")), 5);
         assert_eq!(sparse, 4, "of one stage");
         assert_near(&single.0, &losses, schedule);
@@ -65,15 +64,15 @@ fn ranks_learn_the_same_without_zeros() {
 
 #[test]
 fn little_pruned_weights_and_convolutions_are_multiplied_as_they_are() {
-    assert_eq!(train(&gpt("magnitude").set("prune.kernels=sparse").set("prune.sparsity=0.3"), 1).2, 0);
-    let cnn = tiny_cnn(&["prune.method=magnitude", "prune.kernels=sparse"]);
+    assert_eq!(train(&gpt("magnitude").set("prune.kernels=sparse prune.sparsity=0.3"), 1).2, 0);
+    let cnn = tiny_cnn("prune.method=magnitude prune.kernels=sparse");
     let (losses, ..) = train(&cnn, 5);
     assert_eq!(losses, train(&cnn.set("prune.kernels=dense"), 5).0, "its only linear layer is the head");
 }
 
 #[test]
 fn the_pattern_is_predicted_tracked_and_shown() {
-    let base = gpt("magnitude").set("prune.scope=layer").set("prune.kernels=sparse").set("train.steps=2");
+    let base = gpt("magnitude").set("prune.scope=layer prune.kernels=sparse train.steps=2");
     let (plan, dataset, device) = prepare(&base, 2);
     let predicted = plan.memory.mask;
     let mut trainer = Trainer::new(plan, dataset, &device).unwrap();

@@ -2,13 +2,12 @@
 //! the wrong moment is the run that it was, or says why not.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use espalier_train::run::{FolderLock, Observer, RunDir};
-use espalier_train::trainer::StepReport;
-use espalier_train::{Error, RunSummary, Throughput};
+use espalier_train::run::{FolderLock, RunDir};
+use espalier_train::{Error, RunSummary};
 
-use crate::support::{self, RecordingObserver};
+use crate::support::{self, RecordingObserver, hash};
 
 /// As a kill before the first checkpoint leaves it.
 fn without_checkpoints(run: &Path) {
@@ -20,102 +19,76 @@ fn without_checkpoints(run: &Path) {
 #[test]
 fn a_run_without_a_checkpoint_starts_again_from_the_weights_it_started_from() {
     for ranks in ["parallel.data=1", "parallel.data=2"] {
-        let base = support::tiny_gpt(&["train.steps=3", ranks]);
+        let base = support::tiny_gpt("train.steps=3").set(ranks);
         let folder = tempfile::tempdir().unwrap();
         let [first, tuned, moved] = ["first", "tuned", "moved"].map(|name| folder.path().join(name));
-        let seed = base.run_to_hash(&RunDir::at(&first), &mut ()).unwrap();
+        let seed = hash(base.run_in(&first));
         let start = RunDir { from: Some(first.clone()), ..RunDir::at(&tuned) };
-        let expected = base.run_to_hash(&start, &mut ()).unwrap();
+        let expected = base.run_to_hash(&start);
         assert_ne!(expected, seed, "it starts from other weights");
         let resumed = support::resumed(&tuned);
         without_checkpoints(&tuned);
-        assert_eq!(base.run_to_hash(&resumed, &mut ()).unwrap(), expected, "{ranks}");
+        assert_eq!(base.run_to_hash(&resumed), expected, "{ranks}");
         // To start over is to start from there, too.
         let fresh = RunDir { fresh: true, ..resumed.clone() };
-        assert_eq!(base.run_to_hash(&fresh, &mut ()).unwrap(), expected, "{ranks}");
+        assert_eq!(base.run_to_hash(&fresh), expected, "{ranks}");
         assert!(tuned.join("set-aside-1/start.json").exists());
 
         // Weights that are gone, that are elsewhere by now, and others.
         fs::rename(&first, &moved).unwrap();
-        base.set("train.steps=4")
-            .run_to_hash(&resumed, &mut ())
-            .expect("a checkpoint is enough to go on from");
+        // A checkpoint is enough to go on from.
+        base.set("train.steps=4").run_to_hash(&resumed);
         without_checkpoints(&tuned);
         let before = fs::read(tuned.join("metrics.jsonl")).unwrap();
-        let message = base.run_to_hash(&resumed, &mut ()).unwrap_err().to_string();
+        let message = base.fails(&resumed).to_string();
         assert!(
             message.contains("start.json: the run started from ") && message.contains("which is gone"),
             "{message}"
         );
         let other = folder.path().join("other");
-        base.set("seed=9").run_to_hash(&RunDir::at(&other), &mut ()).unwrap();
-        let message = base
-            .run_to_hash(&RunDir { from: Some(other.clone()), ..resumed.clone() }, &mut ())
-            .unwrap_err()
-            .to_string();
+        base.set("seed=9").run_in(&other);
+        let message = base.fails(&RunDir { from: Some(other.clone()), ..resumed.clone() }).to_string();
         assert!(
             message.contains("the run did not start from ") && message.contains("have changed"),
             "{message}"
         );
         assert!(fs::read(tuned.join("metrics.jsonl")).unwrap() == before, "nothing was changed");
         let elsewhere = RunDir { from: Some(moved.clone()), ..resumed.clone() };
-        assert_eq!(base.run_to_hash(&elsewhere, &mut ()).unwrap(), expected, "{ranks}");
+        assert_eq!(base.run_to_hash(&elsewhere), expected, "{ranks}");
         without_checkpoints(&tuned);
-        assert_eq!(
-            base.run_to_hash(&resumed, &mut ()).unwrap(),
-            expected,
-            "where they are is written down anew"
-        );
+        assert_eq!(base.run_to_hash(&resumed), expected, "where they are is written down anew");
 
-        let message = base
-            .set("seed=9")
-            .run_to_hash(&RunDir { from: Some(moved), resume: true, ..RunDir::at(&other) }, &mut ());
-        let message = message.unwrap_err().to_string();
+        let not_from = RunDir { from: Some(moved), ..support::resumed(&other) };
+        let message = base.set("seed=9").fails(&not_from).to_string();
         assert!(message.contains("this run did not start from other weights"), "{message}");
         without_checkpoints(&tuned);
         fs::write(tuned.join("start.json"), "{}").unwrap();
-        let message = base.run_to_hash(&resumed, &mut ()).unwrap_err().to_string();
+        let message = base.fails(&resumed).to_string();
         assert!(message.contains("does not record what the run started from"), "{message}");
-    }
-}
-
-/// Renames the run folder after a step, or removes it.
-struct TakesAway {
-    run: PathBuf,
-    to: Option<PathBuf>,
-}
-
-impl Observer for TakesAway {
-    fn step(&mut self, report: &StepReport, _: Throughput, _: usize) {
-        match &self.to {
-            _ if report.step != 3 => {}
-            Some(to) => fs::rename(&self.run, to).unwrap(),
-            None => fs::remove_dir_all(&self.run).unwrap(),
-        }
     }
 }
 
 /// A second folder with half of a run, and a success, is what came of it before.
 #[test]
 fn a_run_folder_that_goes_away_ends_the_run_and_none_is_made_in_its_place() {
-    for settings in [&["checkpoint.every=2"][..], &["checkpoint.every=2", "parallel.data=2"]] {
+    for settings in ["checkpoint.every=2", "checkpoint.every=2 parallel.data=2"] {
         let base = support::tiny_gpt(settings).set("train.steps=6");
         let folder = tempfile::tempdir().unwrap();
         let [uninterrupted, at, to] = ["whole", "run", "moved"].map(|name| folder.path().join(name));
-        let expected = base.run_to_hash(&RunDir::at(&uninterrupted), &mut ()).unwrap();
+        let expected = hash(base.run_in(&uninterrupted));
         for moved in [None, Some(to.clone())] {
-            let mut takes_away = TakesAway { run: at.clone(), to: moved.clone() };
+            let take_away = || match &moved {
+                Some(to) => fs::rename(&at, to).unwrap(),
+                None => fs::remove_dir_all(&at).unwrap(),
+            };
+            let mut takes_away = RecordingObserver::then(3, take_away);
             let error = base.run_at(&RunDir::at(&at), &mut takes_away).unwrap_err();
             assert!(matches!(error, Error::Disk { .. }), "{error:?}");
             assert!(error.to_string().contains("the run folder was removed or renamed"), "{error}");
             assert!(!at.exists(), "{moved:?}: no new folder");
         }
         let resumed = support::resumed(&to);
-        assert_eq!(
-            base.run_to_hash(&resumed, &mut ()).unwrap(),
-            expected,
-            "what was renamed can be gone on with"
-        );
+        assert_eq!(base.run_to_hash(&resumed), expected, "what was renamed can be gone on with");
     }
 }
 
@@ -142,17 +115,14 @@ fn a_lock_on_a_folder_that_went_away_leaves_anothers_alone() {
 /// removed.
 #[test]
 fn the_end_of_a_run_that_was_killed_behind_its_last_checkpoint_is_written_down() {
-    let base =
-        support::tiny_gpt(&["train.steps=4", "checkpoint.every=2", "checkpoint.keep=1", "train.log_every=1"]);
+    let base = support::tiny_gpt("train.steps=4 checkpoint.every=2 checkpoint.keep=1 train.log_every=1");
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let uninterrupted = base.set("checkpoint.keep=2").run_in(at);
     fs::remove_file(at.join("summary.json")).unwrap();
     fs::create_dir(at.join("checkpoints/.removing-step-000001")).unwrap();
     let metrics = fs::read(at.join("metrics.jsonl")).unwrap();
-    let resumed = support::resumed(at);
-    let mut observer = RecordingObserver::default();
-    let again = base.run_at(&resumed, &mut observer).unwrap().summary;
+    let (again, observer) = base.resume_observed(at);
     assert_eq!(observer.warnings, [""; 0]);
     assert_eq!(
         (&again.weights_hash, again.loss, again.steps),
@@ -162,20 +132,18 @@ fn the_end_of_a_run_that_was_killed_behind_its_last_checkpoint_is_written_down()
     let written: RunSummary = serde_json::from_slice(&fs::read(at.join("summary.json")).unwrap()).unwrap();
     assert_eq!(written.weights_hash, uninterrupted.weights_hash);
     assert!(fs::read(at.join("metrics.jsonl")).unwrap() == metrics);
-    let names = || -> Vec<_> {
-        fs::read_dir(at.join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name()).collect()
-    };
+    let names = || support::names(&at.join("checkpoints"));
     assert_eq!(names(), ["step-000004"]);
     // What a disk that failed for a moment has left goes too, although nothing else is to be done.
     fs::create_dir(at.join("checkpoints/.removing-step-000002")).unwrap();
-    base.run_at(&resumed, &mut RecordingObserver::default()).unwrap();
+    base.run_in(at);
     assert_eq!(names(), ["step-000004"]);
 }
 
 /// What was lost of the metrics is reported by whoever goes on.
 #[test]
 fn holes_in_the_metrics_are_reported_where_a_run_goes_on() {
-    let base = support::tiny_gpt(&["train.steps=4", "train.log_every=1"]);
+    let base = support::tiny_gpt("train.steps=4 train.log_every=1");
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     base.run_in(at);
@@ -184,15 +152,14 @@ fn holes_in_the_metrics_are_reported_where_a_run_goes_on() {
     let kept: String = lines.split_inclusive('\n').filter(|line| !line.contains("\"step\":2,")).collect();
     assert_ne!(kept, lines);
     fs::write(&path, kept).unwrap();
-    let mut observer = RecordingObserver::default();
-    base.set("train.steps=5").run_at(&support::resumed(at), &mut observer).unwrap();
+    let (_, observer) = base.set("train.steps=5").resume_observed(at);
     assert_eq!(observer.warnings, [format!("{}: there is no line for step 2", path.display())]);
 }
 
 /// A changed digit used to make another run of it, or another evaluation.
 #[test]
 fn a_resolved_run_file_that_was_changed_is_refused() {
-    let base = support::tiny_gpt(&["train.steps=2"]);
+    let base = support::tiny_gpt("train.steps=2");
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     base.run_in(at);
@@ -201,7 +168,7 @@ fn a_resolved_run_file_that_was_changed_is_refused() {
     let resumed = support::resumed(at);
     fs::write(&path, text.replacen("eval_samples = 4", "eval_samples = 6", 1)).unwrap();
     for error in [
-        base.set("train.steps=3").run_at(&resumed, &mut ()).unwrap_err(),
+        base.set("train.steps=3").fails(&resumed),
         espalier_train::trained::TrainedModel::open(at, |_| ()).unwrap_err(),
     ] {
         assert!(error.to_string().contains("run.toml: is not the file that the run wrote"), "{error}");

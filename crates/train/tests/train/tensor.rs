@@ -2,15 +2,16 @@
 //! with the other axes.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use espalier_plan::shard::ElementRun;
 use espalier_testing::{farthest, largest};
 use espalier_train::Error;
-use espalier_train::trainer::{StepReport, Trainer};
+use espalier_train::trainer::Trainer;
 
 use crate::support::{
-    Base, apart, files, on_every_rank, passed_on, prepare, rotary_llama, saved, tiny_cnn, tiny_gpt,
-    tiny_llama,
+    Base, apart, assert_peaks, assert_predicted, files, on_every_rank, passed_on, rotary_llama, saved, take,
+    tiny_cnn, tiny_gpt, tiny_llama,
 };
 
 /// What a rank has to show after some steps: what all ranks see alike, and how far its weights are from those
@@ -26,7 +27,7 @@ pub struct Shown {
 }
 
 fn shown(mut trainer: Trainer, steps: usize) -> Result<Shown, Error> {
-    let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
+    let reports = take(&mut trainer, steps)?;
     let (weights, model_parallel) = (trainer.params(), trainer.model_parallel());
     let runs = |id| model_parallel.local_shard(id).runs().collect();
     let weights = weights
@@ -48,28 +49,42 @@ pub fn on(base: &Base, steps: usize) -> Vec<Shown> {
     on_every_rank(&base.steps(steps), |trainer| shown(trainer, steps))
 }
 
+/// Runs layouts, and compares each with one rank alone.
+pub fn all_same(
+    base: &Base,
+    layouts: impl IntoIterator<Item = impl Display>,
+    steps: usize,
+    tolerance: f64,
+) -> Shown {
+    let single = on(base, steps).remove(0);
+    for layout in layouts {
+        same_as(&single, &base.set(layout), steps, tolerance);
+    }
+    single
+}
+
 /// Runs a layout and compares it with one rank alone.
-pub fn same_as(single: &Shown, base: &Base, steps: usize, tolerance: f64, what: &str) {
+fn same_as(single: &Shown, base: &Base, steps: usize, tolerance: f64) {
     for (rank, many) in on(base, steps).iter().enumerate() {
         let far = apart(&single.losses, &many.losses);
         assert!(
             far < tolerance,
-            "{what}, rank {rank}: losses {far:e} apart\n{:?}\n{:?}",
+            "{base}, rank {rank}: losses {far:e} apart\n{:?}\n{:?}",
             single.losses,
             many.losses
         );
         let far = apart(&single.norms, &many.norms);
         assert!(
             far < 20.0 * tolerance,
-            "{what}, rank {rank}: norms {far:e} apart\n{:?}\n{:?}",
+            "{base}, rank {rank}: norms {far:e} apart\n{:?}\n{:?}",
             single.norms,
             many.norms
         );
         assert!(
             apart(&[single.validation], &[many.validation]) < tolerance,
-            "{what}, rank {rank}: validation"
+            "{base}, rank {rank}: validation"
         );
-        assert!((single.accuracy - many.accuracy).abs() < 0.02, "{what}, rank {rank}: accuracy");
+        assert!((single.accuracy - many.accuracy).abs() < 0.02, "{base}, rank {rank}: accuracy");
         for (name, runs, values) in &many.weights {
             let (_, _, full) =
                 single.weights.iter().find(|(of, ..)| of == name).expect("a parameter of the model");
@@ -79,7 +94,7 @@ pub fn same_as(single: &Shown, base: &Base, steps: usize, tolerance: f64, what: 
                 let (i, off) = farthest(full, values);
                 assert!(
                     off / largest < 1e-3,
-                    "{what}, rank {rank}: {name} at {} is {}, alone {}",
+                    "{base}, rank {rank}: {name} at {} is {}, alone {}",
                     run.in_full + i,
                     values[i],
                     full[i]
@@ -92,28 +107,20 @@ pub fn same_as(single: &Shown, base: &Base, steps: usize, tolerance: f64, what: 
 /// A GPT with dropout, a vocabulary and heads that do not divide evenly, at a rate at which rounding does not
 /// grow.
 fn gpt() -> Base {
-    let base = tiny_gpt(&["train.batch=8", "train.eval_samples=11", "model.dropout=0.1", "model.context=11"]);
-    let base = base.with(["model.heads=5", "model.width=20", "train.micro_batches=2", "train.clip=0.5"]);
-    base.with(["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"])
+    let base = tiny_gpt("train.batch=8 train.eval_samples=11 model.dropout=0.1 model.context=11");
+    let base = base.set("model.heads=5 model.width=20 train.micro_batches=2 train.clip=0.5");
+    base.set("optimizer.name=sgd learning_rate.peak=0.3 learning_rate.decay_steps=100")
 }
 
 #[test]
 fn a_sharded_gpt_learns_what_a_full_one_learns() {
     let steps = if espalier_testing::long() { 50 } else { 12 };
-    for (how, base) in [("tied", gpt()), ("own head", gpt().set("model.tied=false"))] {
-        let single = on(&base, steps).remove(0);
+    for base in [gpt(), gpt().set("model.tied=false")] {
+        let layouts = [2, 3, 5].into_iter().flat_map(|ranks| {
+            ["", " parallel.sequence=true"].map(|more| format!("parallel.tensor={ranks}{more}"))
+        });
+        let single = all_same(&base, layouts, steps, 1e-5);
         assert!(single.losses[steps - 1] < single.losses[0], "it learns");
-        for ranks in [2, 3, 5] {
-            let sharded = base.set(format!("parallel.tensor={ranks}"));
-            same_as(&single, &sharded, steps, 1e-5, &format!("{how}, {ranks} ranks"));
-            same_as(
-                &single,
-                &sharded.set("parallel.sequence=true"),
-                steps,
-                1e-5,
-                &format!("{how}, {ranks} ranks, sequence"),
-            );
-        }
     }
 }
 
@@ -121,64 +128,53 @@ fn a_sharded_gpt_learns_what_a_full_one_learns() {
 /// other messages.
 #[test]
 fn plain_linear_layers_learn_what_pairs_learn() {
-    for (how, base) in [("tied", gpt()), ("own head", gpt().set("model.tied=false"))] {
-        let single = on(&base, 8).remove(0);
-        for form in ["plain", "[\"h.0\"]", "[\"h.0.mlp.c_fc\",\"h.1.attn\"]"] {
-            for layout in [&["parallel.tensor=2"][..], &["parallel.tensor=3", "parallel.pipeline=2"]] {
-                let sharded = base.with(layout).set(format!("parallel.linear={form}"));
-                same_as(&single, &sharded, 8, 1e-5, &format!("{how}, {form} on {layout:?}"));
-            }
-        }
+    for base in [gpt(), gpt().set("model.tied=false")] {
+        let forms = ["plain", "[\"h.0\"]", "[\"h.0.mlp.c_fc\",\"h.1.attn\"]"].into_iter();
+        let layouts = forms.flat_map(|form| {
+            ["parallel.tensor=2", "parallel.tensor=3 parallel.pipeline=2"]
+                .map(|layout| format!("{layout} parallel.linear={form}"))
+        });
+        all_same(&base, layouts, 8, 1e-5);
     }
-    let net = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "learning_rate.peak=0.01"]);
-    let single = on(&net, 8).remove(0);
-    same_as(&single, &net.with(["parallel.tensor=2", "parallel.linear=plain"]), 8, 1e-5, "the head of a net");
+    let net = tiny_cnn("train.batch=8 train.eval_samples=11 learning_rate.peak=0.01");
+    all_same(&net, ["parallel.tensor=2 parallel.linear=plain"], 8, 1e-5);
 }
 
 /// With every other axis and what goes with them.
 #[test]
 fn all_axes_together_are_one_run() {
-    let base = gpt().set("train.micro_batches=4").set("model.layers=3");
-    let single = on(&base, 8).remove(0);
-    let both = |base: &Base, what: &str| {
-        let sharded = base.set("parallel.tensor=2");
-        same_as(&single, &sharded, 8, 1e-5, what);
-        same_as(&single, &sharded.set("parallel.sequence=true"), 8, 1e-5, &format!("{what}, sequence"));
-    };
-    let data = base.with(["parallel.data=2", "train.micro_batches=2"]);
-    both(&data, "replicas");
-    both(&data.set("parallel.zero=true"), "shared state");
-    both(&base.set("train.recompute=block"), "recomputed");
-    both(&base.set("train.recompute=attention"), "attention recomputed");
-    both(&base.with(["train.recompute=attention", "parallel.pipeline=2"]), "attention recomputed, stages");
-    for schedule in ["1f1b", "zb-h1", "chimera", "axonn"] {
-        let stages = base.with(["parallel.pipeline=2", &format!("parallel.schedule={schedule}")]);
-        both(&stages, schedule);
-    }
-    let all = data.with(["parallel.pipeline=2", "parallel.schedule=gpipe", "parallel.zero=true"]);
-    both(&all, "replicas, stages, shared state");
+    let others = [
+        "parallel.data=2 train.micro_batches=2",
+        "parallel.data=2 train.micro_batches=2 parallel.zero=true",
+        "train.recompute=block",
+        "train.recompute=attention",
+        "train.recompute=attention parallel.pipeline=2",
+        "parallel.pipeline=2 parallel.schedule=1f1b",
+        "parallel.pipeline=2 parallel.schedule=zb-h1",
+        "parallel.pipeline=2 parallel.schedule=chimera",
+        "parallel.pipeline=2 parallel.schedule=axonn",
+        "parallel.data=2 train.micro_batches=2 parallel.pipeline=2 parallel.schedule=gpipe parallel.zero=true",
+    ];
+    let both =
+        |other| ["false", "true"].map(|is| format!("parallel.tensor=2 parallel.sequence={is} {other}"));
+    let layouts = others.into_iter().flat_map(both);
+    all_same(&gpt().set("train.micro_batches=4 model.layers=3"), layouts, 8, 1e-5);
 }
 
 #[test]
 fn the_noise_scale_is_that_of_full_gradients() {
-    let base = gpt().with(["train.noise_scale=true", "train.micro_batches=4"]);
-    let single = on(&base, 6).remove(0);
-    assert!(!single.noise.is_empty());
-    same_as(&single, &base.set("parallel.tensor=2"), 6, 1e-5, "tensor");
-    let both = base.with(["parallel.tensor=2", "parallel.data=2", "train.micro_batches=2"]);
-    same_as(&single, &both, 6, 1e-5, "tensor and data");
+    let base = gpt().set("train.noise_scale=true train.micro_batches=4");
+    let layouts = ["parallel.tensor=2", "parallel.tensor=2 parallel.data=2 train.micro_batches=2"];
+    assert!(!all_same(&base, layouts, 6, 1e-5).noise.is_empty());
 }
 
 /// Norms of full tensors decide how far LAMB and LARS go.
 #[test]
 fn trust_ratios_are_those_of_full_tensors() {
     for optimizer in ["lamb", "lars"] {
-        let base = gpt().with([&format!("optimizer.name={optimizer}"), "learning_rate.peak=0.01"]);
-        let single = on(&base, 6).remove(0);
-        let sharded = base.set("parallel.tensor=2");
-        same_as(&single, &sharded, 6, 1e-5, optimizer);
-        let shared = sharded.with(["parallel.data=2", "train.micro_batches=1", "parallel.zero=true"]);
-        same_as(&single, &shared, 6, 1e-5, &format!("{optimizer}, shared state"));
+        let base = gpt().set(format!("optimizer.name={optimizer} learning_rate.peak=0.01"));
+        let shared = "parallel.tensor=2 parallel.data=2 train.micro_batches=1 parallel.zero=true";
+        all_same(&base, ["parallel.tensor=2", shared], 6, 1e-5);
     }
 }
 
@@ -186,38 +182,29 @@ fn trust_ratios_are_those_of_full_tensors() {
 /// have weights of their own, and gathered where one weight makes queries, keys and values.
 #[test]
 fn llama_s_layers_are_sharded_by_heads() {
-    let changes = ["train.batch=8", "train.micro_batches=2", "train.eval_samples=8"];
-    for (what, base) in [("layers", tiny_llama(&changes)), ("family", rotary_llama(&changes))] {
-        let sgd = ["optimizer.name=sgd", "learning_rate.peak=0.3", "learning_rate.decay_steps=100"];
-        let base = base.with(sgd);
-        let single = on(&base, 8).remove(0);
-        for ranks in [2, 4] {
-            let sharded = base.set(format!("parallel.tensor={ranks}"));
-            let what = format!("{what}, {ranks} ranks");
-            same_as(&single, &sharded, 8, 1e-5, &what);
-            let sequence = sharded.set("parallel.sequence=true");
-            same_as(&single, &sequence, 8, 1e-5, &format!("{what}, sequence"));
-            let stages = sequence.with(["parallel.pipeline=2", "parallel.data=2", "train.micro_batches=1"]);
-            let stages = stages.with(["parallel.zero=true", "train.recompute=attention"]);
-            same_as(&single, &stages, 8, 1e-5, &format!("{what}, all axes"));
-        }
+    let changes = "train.batch=8 train.micro_batches=2 train.eval_samples=8";
+    for base in [tiny_llama(changes), rotary_llama(changes)] {
+        let base = base.set("optimizer.name=sgd learning_rate.peak=0.3 learning_rate.decay_steps=100");
+        let all_axes = "parallel.sequence=true parallel.pipeline=2 parallel.data=2 train.micro_batches=1 \
+                        parallel.zero=true train.recompute=attention";
+        let layouts = [2, 4].into_iter().flat_map(|ranks| {
+            ["", "parallel.sequence=true", all_axes].map(|more| format!("parallel.tensor={ranks} {more}"))
+        });
+        all_same(&base, layouts, 8, 1e-5);
     }
 }
 
 #[test]
 fn convolutions_are_sharded_by_their_channels() {
-    let base = tiny_cnn(&["train.batch=8", "train.eval_samples=11", "model.layers.0.stride=2"]);
-    let base = base.with(["learning_rate.peak=0.01", "model.layers.1.type=gelu"]);
-    let single = on(&base, 12).remove(0);
-    for ranks in [2, 3] {
-        same_as(&single, &base.set(format!("parallel.tensor={ranks}")), 12, 1e-5, &format!("{ranks} ranks"));
-    }
+    let base = tiny_cnn("train.batch=8 train.eval_samples=11 model.layers.0.stride=2");
+    let base = base.set("learning_rate.peak=0.01 model.layers.1.type=gelu");
+    all_same(&base, ["parallel.tensor=2", "parallel.tensor=3"], 12, 1e-5);
 }
 
 /// The masks of all ranks put together: by parameter, the indices of the full tensor that are kept.
 pub fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
     let ranks = on_every_rank(&base.set("train.steps=20"), |mut trainer| {
-        (0..steps).try_for_each(|_| trainer.step().map(drop))?;
+        take(&mut trainer, steps)?;
         let kept = |(id, mask): (_, &espalier_tensor::Mask)| {
             let words = mask.read_words().unwrap();
             let indices = espalier_train::prune::kept_indices(&words).into_iter();
@@ -244,22 +231,22 @@ pub fn masks(base: &Base, steps: usize) -> BTreeMap<String, Vec<usize>> {
 /// tensors are split; in bf16 many weights are equal.
 #[test]
 fn a_mask_does_not_depend_on_how_tensors_are_split() {
-    let bf16 = gpt().set("train.precision=bf16").set("prune.embeddings=true");
+    let bf16 = gpt().set("train.precision=bf16 prune.embeddings=true");
     for (what, fields) in [
-        ("magnitude", vec!["prune.method=magnitude", "prune.sparsity=0.9"]),
-        ("magnitude by layer", vec!["prune.method=magnitude", "prune.sparsity=0.7", "prune.scope=layer"]),
-        ("random", vec!["prune.method=random", "prune.sparsity=0.9"]),
-        ("2:4", vec!["prune.method=2:4"]),
-        ("set", vec!["prune.method=set", "prune.sparsity=0.8"]),
+        ("magnitude", "prune.method=magnitude prune.sparsity=0.9"),
+        ("magnitude by layer", "prune.method=magnitude prune.sparsity=0.7 prune.scope=layer"),
+        ("random", "prune.method=random prune.sparsity=0.9"),
+        ("2:4", "prune.method=2:4"),
+        ("set", "prune.method=set prune.sparsity=0.8"),
     ] {
-        let base = bf16.with(fields);
+        let base = bf16.set(fields);
         let full = masks(&base, 1);
         assert!(!full.is_empty(), "{what}");
-        for layout in [&["parallel.tensor=2"][..], &["parallel.tensor=3", "parallel.sequence=true"]] {
-            assert_eq!(masks(&base.with(layout), 1), full, "{what} on {layout:?}");
+        for layout in ["parallel.tensor=2", "parallel.tensor=3 parallel.sequence=true"] {
+            assert_eq!(masks(&base.set(layout), 1), full, "{what} on {layout}");
         }
-        let stages = ["parallel.tensor=2", "parallel.pipeline=2"];
-        assert_eq!(masks(&base.with(stages), 1), full, "{what} in stages");
+        let stages = "parallel.tensor=2 parallel.pipeline=2";
+        assert_eq!(masks(&base.set(stages), 1), full, "{what} in stages");
     }
 }
 
@@ -268,26 +255,26 @@ fn a_mask_does_not_depend_on_how_tensors_are_split() {
 fn sharded_pruned_models_learn_what_full_ones_learn() {
     let base = gpt().set("learning_rate.peak=0.05");
     for (what, fields) in [
-        ("magnitude", vec!["prune.method=magnitude", "prune.sparsity=0.9"]),
-        ("gradual", vec!["prune.method=gradual", "prune.sparsity=0.8", "prune.end=4", "prune.every=2"]),
-        ("elsa", vec!["prune.method=elsa", "prune.end=6", "prune.every=2", "optimizer.name=adamw"]),
-        ("wanda", vec!["prune.method=wanda", "prune.sparsity=0.7", "prune.samples=16"]),
-        ("snip", vec!["prune.method=snip", "prune.sparsity=0.7", "prune.samples=16"]),
-        ("grasp", vec!["prune.method=grasp", "prune.sparsity=0.7", "prune.samples=16"]),
-        ("rigl", vec!["prune.method=rigl", "prune.sparsity=0.7", "prune.every=3"]),
+        ("magnitude", "prune.method=magnitude prune.sparsity=0.9"),
+        ("gradual", "prune.method=gradual prune.sparsity=0.8 prune.end=4 prune.every=2"),
+        ("elsa", "prune.method=elsa prune.end=6 prune.every=2 optimizer.name=adamw"),
+        ("wanda", "prune.method=wanda prune.sparsity=0.7 prune.samples=16"),
+        ("snip", "prune.method=snip prune.sparsity=0.7 prune.samples=16"),
+        ("grasp", "prune.method=grasp prune.sparsity=0.7 prune.samples=16"),
+        ("rigl", "prune.method=rigl prune.sparsity=0.7 prune.every=3"),
     ] {
-        let base = base.with(fields);
+        let base = base.set(fields);
         let single = on(&base, 8).remove(0);
         // A score that is a sum over ranks may round to the other side of the threshold.
         let tolerance = if what == "grasp" { 1e-3 } else { 1e-4 };
         for layout in [
-            &["parallel.tensor=2"][..],
-            &["parallel.tensor=2", "parallel.sequence=true"],
-            &["parallel.tensor=2", "parallel.data=2", "train.micro_batches=1", "parallel.zero=true"],
+            "parallel.tensor=2",
+            "parallel.tensor=2 parallel.sequence=true",
+            "parallel.tensor=2 parallel.data=2 train.micro_batches=1 parallel.zero=true",
         ] {
-            let many = on(&base.with(layout), 8).remove(0);
+            let many = on(&base.set(layout), 8).remove(0);
             let far = apart(&single.losses, &many.losses);
-            assert!(far < tolerance, "{what} on {layout:?}: {far:e}\n{:?}\n{:?}", single.losses, many.losses);
+            assert!(far < tolerance, "{what} on {layout}: {far:e}\n{:?}\n{:?}", single.losses, many.losses);
         }
     }
 }
@@ -296,26 +283,19 @@ fn sharded_pruned_models_learn_what_full_ones_learn() {
 /// allocated at a time.
 #[test]
 fn messages_within_a_replica_are_as_large_as_predicted() {
-    let base = tiny_cnn(&["train.micro_batches=2"]);
-    for layout in
-        [&["parallel.tensor=2"][..], &["parallel.spatial=2"], &["parallel.tensor=2", "parallel.data=2"]]
-    {
-        let bytes = base.with(layout).steps(2).run().memory["communication"];
-        assert!(bytes.measured > Some(0), "{layout:?}");
-        assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{layout:?}");
+    let base = tiny_cnn("train.micro_batches=2");
+    for layout in ["parallel.tensor=2", "parallel.spatial=2", "parallel.tensor=2 parallel.data=2"] {
+        let summary = base.set(layout).steps(2).run();
+        assert!(summary.memory["communication"].measured > Some(0), "{layout}");
+        assert_predicted(&summary, &["communication"], layout);
     }
 }
 
 /// From one rank through other layouts and back: byte for byte, pruned and with state of kept weights alone.
 #[test]
 fn a_checkpoint_goes_through_layouts_that_shard_tensors_unchanged() {
-    let base = gpt().with([
-        "optimizer.name=adamw",
-        "learning_rate.peak=0.01",
-        "train.steps=9",
-        "train.precision=bf16",
-    ]);
-    let pruned = base.with(["prune.method=magnitude", "prune.sparsity=0.8", "prune.embeddings=true"]);
+    let base = gpt().set("optimizer.name=adamw learning_rate.peak=0.01 train.steps=9 train.precision=bf16");
+    let pruned = base.set("prune.method=magnitude prune.sparsity=0.8 prune.embeddings=true");
     for (what, base) in [("dense", base), ("pruned", pruned)] {
         let first = saved(&base, 3);
         let before = files(first.path());
@@ -323,13 +303,13 @@ fn a_checkpoint_goes_through_layouts_that_shard_tensors_unchanged() {
             ["model", "optimizer", "masks"].map(|name| before.contains_key(&format!("{name}.safetensors")));
         assert_eq!(in_use, [true, true, what == "pruned"]);
         let layouts = [
-            vec!["parallel.tensor=2"],
-            vec!["parallel.tensor=3", "parallel.sequence=true"],
-            vec!["parallel.tensor=2", "parallel.data=2", "train.micro_batches=1", "parallel.zero=true"],
-            vec!["parallel.tensor=2", "parallel.pipeline=2"],
-            vec![],
+            "parallel.tensor=2",
+            "parallel.tensor=3 parallel.sequence=true",
+            "parallel.tensor=2 parallel.data=2 train.micro_batches=1 parallel.zero=true",
+            "parallel.tensor=2 parallel.pipeline=2",
+            "",
         ];
-        let last = passed_on(first.path(), layouts.map(|layout| base.with(layout)));
+        let last = passed_on(first.path(), layouts.map(|layout| base.set(layout)));
         assert!(files(last.path()) == before, "{what}");
     }
 }
@@ -337,10 +317,10 @@ fn a_checkpoint_goes_through_layouts_that_shard_tensors_unchanged() {
 /// A sharded run ends, goes on elsewhere, and reports of the full model what one rank reports.
 #[test]
 fn a_run_goes_on_under_another_layout() {
-    let base = gpt().with(["prune.method=magnitude", "prune.sparsity=0.8", "checkpoint.every=4"]);
+    let base = gpt().set("prune.method=magnitude prune.sparsity=0.8 checkpoint.every=4");
     let folder = tempfile::tempdir().unwrap();
     let single = base.steps(8).run();
-    let sharded = base.with(["parallel.tensor=2"]);
+    let sharded = base.set("parallel.tensor=2");
     let both = sharded.steps(8).run();
     let again = sharded.steps(8).run();
     assert_eq!(both.weights_hash, again.weights_hash, "the same layout gives the same bits");
@@ -358,40 +338,15 @@ fn a_run_goes_on_under_another_layout() {
 /// weights alone.
 #[test]
 fn memory_of_every_rank_is_what_the_plan_predicts() {
-    for (what, base, layouts) in [
-        (
-            "gpt",
-            gpt(),
-            vec![
-                "parallel.tensor=2",
-                "parallel.tensor=3 parallel.sequence=true",
-                "parallel.tensor=2 parallel.pipeline=2",
-            ],
-        ),
-        (
-            "bf16",
-            gpt().set("train.precision=bf16").set("optimizer.name=adamw"),
-            vec!["parallel.tensor=2", "parallel.tensor=2 parallel.zero=true parallel.data=2"],
-        ),
+    use espalier_tensor::Category::{Gradients, Optimizer, Weights};
+    let bf16 = gpt().set("train.precision=bf16 optimizer.name=adamw");
+    for (base, layout) in [
+        (gpt(), "parallel.tensor=2"),
+        (gpt(), "parallel.tensor=3 parallel.sequence=true"),
+        (gpt(), "parallel.tensor=2 parallel.pipeline=2"),
+        (bf16.clone(), "parallel.tensor=2"),
+        (bf16, "parallel.tensor=2 parallel.zero=true parallel.data=2"),
     ] {
-        for layout in layouts {
-            let base = base.with(layout.split(' '));
-            let (plan, _, _) = prepare(&base, 1);
-            let measured = on_every_rank(&base.set("train.steps=2"), |mut trainer| {
-                trainer.step()?;
-                trainer.step()?;
-                let peak = |category| trainer.device().ledger().peak(category) as u64;
-                use espalier_tensor::Category::{Gradients, Optimizer, Weights};
-                Ok([peak(Weights), peak(Gradients), peak(Optimizer)])
-            });
-            for (rank, measured) in measured.into_iter().enumerate() {
-                let memory = plan.rank(rank).unwrap().memory;
-                let predicted = [memory.weights, memory.gradients, memory.optimizer];
-                assert_eq!(
-                    measured, predicted,
-                    "{what} with {layout}, rank {rank}: weights, gradients, optimizer"
-                );
-            }
-        }
+        assert_peaks(&base.set(layout).steps(2), 2, [Weights, Gradients, Optimizer]);
     }
 }

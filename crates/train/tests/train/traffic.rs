@@ -1,6 +1,7 @@
 //! What the plan says that actions move is what the transport counts, to the byte, for every layout.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use espalier_comm::TrafficKind as Counted;
 use espalier_plan::RankTraffic;
@@ -25,7 +26,8 @@ fn counted_as(action: &Action, sharded: bool) -> Option<Counted> {
 }
 
 /// Runs a list to its end on all ranks, and compares what each has sent with what the plan says of its actions.
-pub fn check(what: &str, base: &Base) {
+#[track_caller]
+pub fn check(base: &Base) {
     let plan = planned(base);
     on_every_rank(base, |mut trainer| {
         let (rank, stage) = (trainer.ranks().rank(), trainer.ranks().stages().rank());
@@ -61,60 +63,61 @@ pub fn check(what: &str, base: &Base) {
         expected.retain(|_, bytes| *bytes > 0);
         let counted = Counted::ALL.map(|kind| (kind.name(), sent.of(kind)));
         let counted = counted.into_iter().filter(|(_, bytes)| *bytes > 0).collect();
-        assert_eq!(expected, counted, "{what}, rank {rank}");
+        assert_eq!(expected, counted, "{base}, rank {rank}");
         if plan.pruning.is_none() {
-            assert_eq!(*trainer.traffic(), plan.traffic(rank, &plan.gradient_lengths(rank))?, "{what}");
+            assert_eq!(*trainer.traffic(), plan.traffic(rank, &plan.gradient_lengths(rank))?, "{base}");
         }
         Ok(())
     });
 }
 
+/// Checks a base with each of several settings.
+fn check_all(base: &Base, all: impl IntoIterator<Item = impl Display>) {
+    all.into_iter().for_each(|more| check(&base.set(more)));
+}
+
 #[test]
 fn actions_move_the_bytes_that_the_plan_predicts() {
-    let gpt = |changes: &[&str]| tiny_gpt(&["train.batch=12", "model.layers=4"]).with(changes);
-    check("one rank", &gpt(&[]));
-    check("replicas", &gpt(&["parallel.data=3"]));
-    check("replicas in bf16", &gpt(&["parallel.data=3", "train.precision=bf16", "train.micro_batches=2"]));
-    check("noise", &gpt(&["parallel.data=2", "train.noise_scale=true", "train.micro_batches=2"]));
-    check("stages", &gpt(&["parallel.pipeline=2", "train.micro_batches=3"]));
-    check("stages and replicas", &gpt(&["parallel.pipeline=3", "parallel.data=2", "train.micro_batches=3"]));
-    for optimizer in ["adamw", "lamb"] {
-        let optimizer = format!("optimizer.name={optimizer}");
-        check("shared state", &gpt(&["parallel.data=3", "parallel.zero=true", &optimizer]));
-        let stages =
-            ["parallel.pipeline=2", "train.micro_batches=2", "parallel.data=2", "parallel.zero=true"];
-        check("shared state of stages", &gpt(&stages).set(optimizer));
-    }
+    let gpt = tiny_gpt("train.batch=12 model.layers=4");
+    let pruned = "prune.method=magnitude prune.sparsity=0.7 parallel.data=3 prune.state=compressed";
+    let shared = "train.micro_batches=2 parallel.zero=true";
+    let unflushed =
+        "parallel.pipeline=3 train.micro_batches=3 model.tied=false parallel.drain=3 train.steps=6";
+    check_all(
+        &gpt,
+        [
+            "",
+            "parallel.data=3",
+            "parallel.data=3 train.precision=bf16 train.micro_batches=2",
+            "parallel.data=2 train.noise_scale=true train.micro_batches=2",
+            "parallel.pipeline=2 train.micro_batches=3",
+            "parallel.pipeline=3 parallel.data=2 train.micro_batches=3",
+            "parallel.data=3 parallel.zero=true optimizer.name=adamw",
+            "parallel.data=3 parallel.zero=true optimizer.name=lamb",
+            &format!("{shared} parallel.pipeline=2 parallel.data=2 optimizer.name=adamw"),
+            &format!("{shared} parallel.pipeline=2 parallel.data=2 optimizer.name=lamb"),
+            pruned,
+            &format!("{pruned} parallel.zero=true"),
+        ],
+    );
     // Norms of both chunks of a rank are one message.
-    let chunks = ["parallel.pipeline=2", "train.micro_batches=2", "parallel.data=3", "parallel.zero=true"];
-    let chunks = gpt(&chunks).with(["parallel.schedule=interleaved", "optimizer.name=lamb"]);
-    check("shared state of chunks", &chunks.set("model.tied=false"));
+    let chunks = "parallel.pipeline=2 parallel.data=3 parallel.schedule=interleaved";
+    check(&gpt.set(shared).set(chunks).set("optimizer.name=lamb model.tied=false"));
     for schedule in ["interleaved", "chimera", "chimera-doubling", "zb-h1", "axonn"] {
-        let base = gpt(&["parallel.pipeline=2", "train.micro_batches=6", "parallel.data=2"]);
-        check(schedule, &base.set(format!("parallel.schedule={schedule}")));
+        let base = gpt.set("parallel.pipeline=2 train.micro_batches=6 parallel.data=2");
+        check(&base.set(format!("parallel.schedule={schedule}")));
     }
     for schedule in ["pipedream", "2bw"] {
-        for data in [1, 2] {
-            let base = gpt(&["parallel.pipeline=3", "train.micro_batches=3", "model.tied=false"]);
-            let base = base.set(format!("parallel.schedule={schedule}")).set("parallel.drain=3");
-            check(schedule, &base.set(format!("parallel.data={data}")).set("train.steps=6"));
-        }
+        let data = [1, 2].map(|data| format!("parallel.schedule={schedule} parallel.data={data}"));
+        check_all(&gpt.set(unflushed), data);
     }
-    let pruned =
-        ["prune.method=magnitude", "prune.sparsity=0.7", "parallel.data=3", "prune.state=compressed"];
-    check("pruned", &gpt(&pruned));
-    check("pruned, shared state", &gpt(&pruned).set("parallel.zero=true"));
     for micro_batches in [1, 2, 4] {
-        let base = gpt(&["parallel.data=3", "parallel.zero=2"]);
-        let base = base.set(format!("train.micro_batches={micro_batches}"));
-        check("shared gradients", &base);
-        check("shared gradients, own head, bf16", &base.set("model.tied=false").set("train.precision=bf16"));
-        check("shared gradients, pruned", &base.with(pruned));
+        let base = gpt.set(format!("parallel.data=3 parallel.zero=2 train.micro_batches={micro_batches}"));
+        check_all(&base, ["", "model.tied=false train.precision=bf16", pruned]);
     }
     for schedule in ["gpipe", "1f1b", "interleaved", "zb-h1", "axonn"] {
-        let base = gpt(&["parallel.pipeline=2", "train.micro_batches=2", "parallel.data=2"]);
-        let base = base.set("parallel.zero=2");
-        check(&format!("shared gradients, {schedule}"), &base.set(format!("parallel.schedule={schedule}")));
+        let base = gpt.set("parallel.pipeline=2 train.micro_batches=2 parallel.data=2 parallel.zero=2");
+        check(&base.set(format!("parallel.schedule={schedule}")));
     }
 }
 
@@ -122,86 +125,67 @@ fn actions_move_the_bytes_that_the_plan_predicts() {
 /// there.
 #[test]
 fn passes_gather_the_bytes_that_the_plan_predicts() {
-    let gpt =
-        |changes: &[&str]| tiny_gpt(&["train.batch=12", "model.layers=4", "parallel.zero=3"]).with(changes);
-    let pruned = ["prune.method=magnitude", "prune.sparsity=0.7", "prune.state=compressed"];
+    let gpt = tiny_gpt("train.batch=12 model.layers=4 parallel.zero=3");
+    let pruned = "prune.method=magnitude prune.sparsity=0.7 prune.state=compressed";
     for micro_batches in [1, 2, 4] {
-        let base = gpt(&["parallel.data=3"]).set(format!("train.micro_batches={micro_batches}"));
-        check("sharded weights", &base);
-        check("sharded weights, own head, bf16", &base.set("model.tied=false").set("train.precision=bf16"));
-        check("sharded weights, pruned", &base.with(pruned));
-        check("sharded weights, lamb", &base.with(["optimizer.name=lamb", "train.recompute=block"]));
+        let base = gpt.set(format!("parallel.data=3 train.micro_batches={micro_batches}"));
+        let lamb = "optimizer.name=lamb train.recompute=block";
+        check_all(&base, ["", "model.tied=false train.precision=bf16", pruned, lamb]);
     }
     for schedule in ["gpipe", "1f1b", "interleaved", "zb-h1", "axonn"] {
-        let base = gpt(&["parallel.pipeline=2", "train.micro_batches=6", "parallel.data=2"]);
+        let base = gpt.set("parallel.pipeline=2 train.micro_batches=6 parallel.data=2");
         let base = base.set(format!("parallel.schedule={schedule}"));
-        check(&format!("sharded weights, {schedule}"), &base);
-        check(&format!("sharded weights, {schedule}, own head"), &base.set("model.tied=false").with(pruned));
+        check_all(&base, ["", &format!("model.tied=false {pruned}")]);
     }
-    let tensor = gpt(&["parallel.data=2", "parallel.tensor=2", "train.micro_batches=2"]);
-    check("sharded weights, tensor", &tensor);
-    check("sharded weights, sequence", &tensor.set("parallel.sequence=true"));
-    let cnn = tiny_cnn(&["train.batch=8", "parallel.data=2", "parallel.zero=3", "train.micro_batches=2"]);
-    check("sharded weights, cnn", &cnn);
-    check("sharded weights, tiles", &cnn.set("parallel.spatial=2").set("model.layers.0.stride=2"));
-    let large = gpt(&["parallel.data=2", "model.width=256", "model.layers=2"]);
-    check("sharded weights, several messages a block", &large);
+    let tensor = "parallel.data=2 parallel.tensor=2 train.micro_batches=2";
+    let several_messages_a_block = "parallel.data=2 model.width=256 model.layers=2";
+    check_all(&gpt, [tensor, &format!("{tensor} parallel.sequence=true"), several_messages_a_block]);
+    let cnn = tiny_cnn("train.batch=8 parallel.data=2 parallel.zero=3 train.micro_batches=2");
+    check_all(&cnn, ["", "parallel.spatial=2 model.layers.0.stride=2"]);
 }
 
 /// What layers send within their passes. Heads, positions and the vocabulary do not divide evenly by three.
 #[test]
 fn layers_send_what_the_plan_says() {
-    let gpt = tiny_gpt(&["model.heads=5", "model.width=20", "model.context=11", "train.batch=8"]);
-    let gpt = gpt.set("train.micro_batches=2");
+    let gpt = tiny_gpt("model.heads=5 model.width=20 model.context=11 train.batch=8 train.micro_batches=2");
+    let stages = "parallel.pipeline=2 parallel.data=2";
     for ranks in [2, 3] {
         let base = gpt.set(format!("parallel.tensor={ranks}"));
-        check("tensor", &base);
-        check("sequence", &base.set("parallel.sequence=true"));
-        check("sequence, recomputed", &base.set("parallel.sequence=true").set("train.recompute=block"));
-        check("a block recomputed", &base.set("train.recompute=1"));
-        let again = base.set("parallel.sequence=true").set("train.recompute=attention");
-        check("sequence, attention recomputed", &again);
-        let stages = base.set("parallel.pipeline=2").set("parallel.data=2").set("parallel.sequence=true");
-        check("sequence, stages, replicas", &stages);
-        check("sequence, stages, shared state", &stages.set("parallel.zero=true"));
-        check("sequence, stages, shared gradients", &stages.set("parallel.zero=2"));
+        check_all(&base, ["", "train.recompute=1"]);
+        let recomputed = ["", "train.recompute=block", "train.recompute=attention", stages];
+        let base = base.set("parallel.sequence=true");
+        check_all(&base, recomputed);
+        check_all(&base.set(stages), ["parallel.zero=true", "parallel.zero=2"]);
     }
     // Keys and values of fewer heads than ranks: as weights of their own, and out of one weight with the queries.
     for recompute in ["none", "attention", "block"] {
-        let llama = tiny_llama(&["parallel.tensor=4"]).set(format!("train.recompute={recompute}"));
-        check(&format!("repeated heads, recompute = {recompute}"), &llama);
-        check("repeated heads, sequence", &llama.set("parallel.sequence=true"));
+        let recompute = format!("train.recompute={recompute}");
+        check_all(&tiny_llama("parallel.tensor=4").set(&recompute), ["", "parallel.sequence=true"]);
         for ranks in [2, 4] {
-            let family = rotary_llama(&["train.batch=8", "train.micro_batches=2"])
-                .with([format!("parallel.tensor={ranks}"), format!("train.recompute={recompute}")]);
-            check(&format!("llama family, recompute = {recompute}"), &family);
-            check("llama family, sequence", &family.set("parallel.sequence=true"));
-            let stages = family.with(["parallel.pipeline=2", "parallel.data=2", "parallel.zero=2"]);
-            check("llama family, stages, shared gradients", &stages);
+            let family = rotary_llama("train.batch=8 train.micro_batches=2").set(&recompute);
+            let stages = format!("{stages} parallel.zero=2");
+            let family = family.set(format!("parallel.tensor={ranks}"));
+            check_all(&family, ["", "parallel.sequence=true", &stages]);
         }
     }
-    let cnn = tiny_cnn(&["train.batch=8", "model.layers.0.stride=2"]);
-    let resnet = images().set("model.name=resnet8").set("data.size=20").set("data.count=120");
-    for (net, base) in [("cnn", cnn), ("resnet8", resnet.set("train.batch=8"))] {
-        for grid in ["2", "[2,2]"] {
-            check(&format!("{net} on {grid}"), &base.set(format!("parallel.spatial={grid}")));
-        }
-        let both = base.set("parallel.spatial=2").set("parallel.tensor=2").set("train.micro_batches=2");
-        check(&format!("{net}, tiles and tensor ranks"), &both);
-        let scattered = base.set("parallel.spatial=2").set("parallel.data=2").set("parallel.zero=2");
-        check(&format!("{net}, tiles and shared gradients"), &scattered.set("train.micro_batches=2"));
-    }
-    let synchronised = tiny_cnn(&["parallel.data=2", "parallel.batch_norm=synchronised"]);
-    check("synchronised", &synchronised);
-    check("synchronised over tiles", &synchronised.set("parallel.spatial=2"));
+    let cnn = tiny_cnn("train.batch=8 model.layers.0.stride=2");
+    let resnet = images().set("model.name=resnet8 data.size=20 data.count=120 train.batch=8");
+    let tiles = [
+        "parallel.spatial=2",
+        "parallel.spatial=[2,2]",
+        "parallel.spatial=2 parallel.tensor=2 train.micro_batches=2",
+        "parallel.spatial=2 parallel.data=2 parallel.zero=2 train.micro_batches=2",
+    ];
+    [cnn, resnet].iter().for_each(|net| check_all(net, tiles));
+    check_all(&tiny_cnn("parallel.data=2 parallel.batch_norm=synchronised"), ["", "parallel.spatial=2"]);
 }
 
 /// The lecture's form: of each linear layer an all-gather of its outputs forward, an all-reduce of its inputs'
 /// gradient backward, whose elements are those of the formulas; so are the bytes that the transport counts.
 #[test]
 fn plain_linear_layers_send_what_the_formulas_say() {
-    let base = images().set("model.name=mlp").set("model.hidden=[48,24,36]").set("data.count=120");
-    let base = base.set("train.batch=6").set("model.classes=12").set("parallel.linear=plain");
+    let base = images().set("model.name=mlp model.hidden=[48,24,36] data.count=120");
+    let base = base.set("train.batch=6 model.classes=12 parallel.linear=plain");
     for ranks in [2, 3, 4] {
         let base = base.set(format!("parallel.tensor={ranks}"));
         let plan = planned(&base);
@@ -213,33 +197,25 @@ fn plain_linear_layers_send_what_the_formulas_say() {
         let sent = (0..ranks).map(|rank| plan.layer_traffic(rank, &schedule).unwrap());
         let bytes = sent.map(|sent| sent.all_reduces.bytes + sent.all_gathers.bytes).sum::<u64>();
         assert_eq!(bytes as f64, 4.0 * words * ranks as f64, "{ranks} ranks");
-        check("plain", &base);
-        check("plain, pruned", &base.set("prune.method=magnitude").set("prune.state=compressed"));
+        check_all(&base, ["", "prune.method=magnitude prune.state=compressed"]);
     }
-    let gpt = tiny_gpt(&["model.heads=5", "model.width=20", "train.batch=8", "train.micro_batches=2"]);
-    check("plain gpt", &gpt.set("parallel.tensor=3").set("parallel.linear=plain"));
+    let gpt = tiny_gpt("model.heads=5 model.width=20 train.batch=8 train.micro_batches=2");
+    check(&gpt.set("parallel.tensor=3 parallel.linear=plain"));
 }
 
 #[test]
 fn running_statistics_are_part_of_the_update() {
-    let cnn = |changes: &[&str]| tiny_cnn(&["train.batch=12"]).with(changes);
-    check("replicas", &cnn(&["parallel.data=3"]));
-    check("groups", &cnn(&["parallel.data=2", "train.batch_norm_group=3"]));
-    check("stages", &cnn(&["parallel.data=2", "parallel.pipeline=2", "train.micro_batches=2"]));
-    let late = ["parallel.schedule=2bw", "parallel.drain=2", "train.steps=4"];
-    let late = late
-        .iter()
-        .fold(cnn(&["parallel.data=2", "parallel.pipeline=2", "train.micro_batches=2"]), |base, change| {
-            base.set(change)
-        });
-    check("stages without a flush", &late);
+    let cnn = tiny_cnn("train.batch=12");
+    check_all(&cnn, ["parallel.data=3", "parallel.data=2 train.batch_norm_group=3"]);
+    let stages = cnn.set("parallel.data=2 parallel.pipeline=2 train.micro_batches=2");
+    check_all(&stages, ["", "parallel.schedule=2bw parallel.drain=2 train.steps=4"]);
 }
 
 /// A list of one action, run by the same executor.
 #[test]
 fn averages_move_what_the_plan_predicts() {
-    for base in [tiny_gpt(&["train.batch=12"]), tiny_cnn(&["train.batch=12", "optimizer.name=momentum"])] {
-        let base = base.set("parallel.data=3").set("parallel.average_every=4");
+    for base in [tiny_gpt("train.batch=12"), tiny_cnn("train.batch=12 optimizer.name=momentum")] {
+        let base = base.set("parallel.data=3 parallel.average_every=4");
         on_every_rank(&base, |mut trainer| {
             trainer.step()?;
             let before = trainer.ranks().sent();
@@ -258,10 +234,8 @@ fn averages_move_what_the_plan_predicts() {
 #[test]
 fn chimera_starts_the_all_reduces_of_complete_copies_before_its_last_backward() {
     for (stages, micro_batches) in [(2, 4), (4, 4)] {
-        let base =
-            tiny_gpt(&["model.tied=false", "model.layers=4", "train.batch=20", "parallel.schedule=chimera"])
-                .set(format!("parallel.pipeline={stages}"))
-                .set(format!("train.micro_batches={micro_batches}"));
+        let base = tiny_gpt("model.tied=false model.layers=4 train.batch=20 parallel.schedule=chimera")
+            .set(format!("parallel.pipeline={stages} train.micro_batches={micro_batches}"));
         let ranks = on_every_rank(&base, |mut trainer| {
             trainer.trace_since(std::time::Instant::now());
             trainer.step()?;
@@ -294,8 +268,7 @@ fn chimera_starts_the_all_reduces_of_complete_copies_before_its_last_backward() 
 #[test]
 fn the_timeline_shows_every_bucket_of_the_plan() {
     // The first weight has 3 * 32 * 32 * 90 numbers, more than a bucket takes.
-    let base =
-        images().set("train.batch=4").set("data.count=60").set("model.name=mlp").set("parallel.data=2");
+    let base = images().set("train.batch=4 data.count=60 model.name=mlp parallel.data=2");
     let mut lists = on_every_rank(&base.set("model.hidden=[90, 9]"), |mut trainer| {
         trainer.trace_since(std::time::Instant::now());
         trainer.step()?;

@@ -7,20 +7,18 @@ use espalier_data::Tokenizer;
 use espalier_tensor::{DType, Device};
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::run::RunDir;
-use espalier_train::trained::{EvalWindows, TrainedModel};
+use espalier_train::trained::EvalWindows;
 
-use crate::support::{hash, prepare, tiny_cnn, tiny_gpt};
+use crate::support::{hash, open, prepare, settings, tiny_cnn, tiny_gpt};
 
 #[test]
 fn a_trained_model_has_the_weights_of_its_run_and_no_state() {
     let folder = tempfile::tempdir().unwrap();
-    let pruned = ["train.steps=2", "prune.method=magnitude", "prune.sparsity=0.8", "prune.at=1"];
-    for (name, base) in
-        [("gpt", tiny_gpt(&pruned)), ("cut", tiny_gpt(&["train.steps=2", "parallel.tensor=2"]))]
-    {
+    let pruned = "train.steps=2 prune.method=magnitude prune.sparsity=0.8 prune.at=1";
+    for (name, base) in [("gpt", tiny_gpt(pruned)), ("cut", tiny_gpt("train.steps=2 parallel.tensor=2"))] {
         let folder = folder.path().join(name);
         let hash = hash(base.run_in(&folder));
-        let trained = TrainedModel::open(&folder, |broken| panic!("{broken}")).unwrap();
+        let trained = open(&folder);
         assert!(matches!(trained.tokenizer(), Some(Tokenizer::Arithmetic)));
         let plan = trained.plan(&[]).unwrap();
         let (_, _, device) = prepare(&base, 1);
@@ -28,7 +26,7 @@ fn a_trained_model_has_the_weights_of_its_run_and_no_state() {
         assert_eq!(weights.hash().unwrap(), hash);
         assert_eq!(device.ledger().total_peak(), 4 * plan.parameters as usize);
 
-        let two = trained.plan(&["parallel.tensor=2".into(), "train.precision=bf16".into()]).unwrap();
+        let two = trained.plan(&settings("parallel.tensor=2 train.precision=bf16")).unwrap();
         on_threads(&two.mesh, &device, |ranks, device| {
             let weights = trained.params(&two, device, &ranks)?;
             assert!(weights.named().all(|(_, tensor)| tensor.dtype() == DType::Bf16));
@@ -47,11 +45,11 @@ fn a_trained_model_has_the_weights_of_its_run_and_no_state() {
 #[test]
 fn images_are_known_without_their_files() {
     let folder = tempfile::tempdir().unwrap();
-    let hash = hash(tiny_cnn(&["train.steps=1"]).run_in(folder.path()));
-    let trained = TrainedModel::open(folder.path(), |broken| panic!("{broken}")).unwrap();
+    let hash = hash(tiny_cnn("train.steps=1").run_in(folder.path()));
+    let trained = open(folder.path());
     assert_eq!(trained.facts().image, Some((16, 16, 3)));
     assert!(trained.tokenizer().is_none());
-    let (_, _, device) = prepare(&tiny_cnn(&[]), 1);
+    let (_, _, device) = prepare(&tiny_cnn(""), 1);
     let weights = trained.params(&trained.plan(&[]).unwrap(), &device, &Ranks::single()).unwrap();
     assert_eq!(weights.hash().unwrap(), hash);
 }
@@ -62,45 +60,40 @@ fn images_are_known_without_their_files() {
 fn a_score_is_the_same_on_every_layout() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    hash(tiny_gpt(&["train.steps=2", "parallel.tensor=2"]).run_in(&at("run")));
+    hash(tiny_gpt("train.steps=2 parallel.tensor=2").run_in(&at("run")));
     std::fs::write(at("sums.txt"), "12+30=42\n7-9=-2\n".repeat(40)).unwrap();
-    let trained = TrainedModel::open(&at("run"), |broken| panic!("{broken}")).unwrap();
-    let score = |layout: &[&str], path: Option<&Path>, samples| {
-        let overrides: Vec<_> = layout.iter().map(|&text| text.into()).collect();
+    let trained = open(&at("run"));
+    let score = |layout: &str, path: Option<&Path>, samples| {
+        let overrides = settings(layout);
         let dataset = trained.eval_dataset(path, &overrides).unwrap();
         let plan = trained.plan_for(&dataset, &overrides).unwrap();
         let windows = EvalWindows { samples, stride: None };
         trained.evaluate(plan, dataset, windows, &Device::cpu(2).unwrap(), None).unwrap()
     };
     let text = at("sums.txt");
-    let one = score(&[], Some(&text), None);
+    let one = score("", Some(&text), None);
     // The last window is not filled by the text: its 640 tokens are all predicted but the first.
     assert_eq!((one.samples, one.tokens, one.accuracy), (27, Some(639), None));
     // Every token is a byte.
     assert!((one.bits_per_byte.unwrap() - one.loss / std::f64::consts::LN_2).abs() < 1e-12);
     assert!((one.perplexity.unwrap() - one.loss.exp()).abs() < 1e-12);
-    for layout in [
-        &["parallel.tensor=2"][..],
-        &["parallel.data=2"],
-        &["parallel.pipeline=2"],
-        &["parallel.data=2", "parallel.pipeline=2"],
-    ] {
+    for layout in
+        ["parallel.tensor=2", "parallel.data=2", "parallel.pipeline=2", "parallel.data=2 parallel.pipeline=2"]
+    {
         let other = score(layout, Some(&text), None);
-        assert!((other.loss - one.loss).abs() < 1e-5, "{layout:?}: {} and {}", other.loss, one.loss);
+        assert!((other.loss - one.loss).abs() < 1e-5, "{layout}: {} and {}", other.loss, one.loss);
         assert_eq!(other.tokens, one.tokens);
     }
-    assert_eq!(score(&[], Some(&text), Some(5)).samples, 5);
-    assert_eq!(score(&["model.context=12"], Some(&text), None).tokens, Some(639));
+    assert_eq!(score("", Some(&text), Some(5)).samples, 5);
+    assert_eq!(score("model.context=12", Some(&text), None).tokens, Some(639));
     // A text that is shorter than a window is one, and worth what it is in a window of its own length.
     std::fs::write(at("short.txt"), "12+30=42\n7-9=").unwrap();
-    let (short, exact) = (
-        score(&[], Some(&at("short.txt")), None),
-        score(&["model.context=12"], Some(&at("short.txt")), None),
-    );
+    let (short, exact) =
+        (score("", Some(&at("short.txt")), None), score("model.context=12", Some(&at("short.txt")), None));
     assert_eq!((short.samples, short.tokens, exact.tokens), (1, Some(12), Some(12)));
     assert!((short.loss - exact.loss).abs() < 1e-6, "{} and {}", short.loss, exact.loss);
     // Without a path: what the run held out, and what it said of that at its end.
-    let held_out = score(&[], None, Some(4)).loss;
+    let held_out = score("", None, Some(4)).loss;
     let validation = last_validation(&at("run"));
     assert!((held_out - validation).abs() < 1e-5, "{held_out} and {validation}");
 }
@@ -117,8 +110,8 @@ fn last_validation(run: &Path) -> f64 {
 fn a_run_of_no_steps_evaluates_and_saves() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let trained = hash(tiny_gpt(&["train.steps=3"]).run_in(&at("trained")));
-    let none = tiny_gpt(&["train.steps=0"]);
+    let trained = hash(tiny_gpt("train.steps=3").run_in(&at("trained")));
+    let none = tiny_gpt("train.steps=0");
     let run_dir = RunDir { from: Some(at("trained")), ..RunDir::at(at("none")) };
     let summary = none.run_at(&run_dir, &mut ()).unwrap().summary;
     let loss = summary.validation.loss.unwrap();
@@ -128,6 +121,6 @@ fn a_run_of_no_steps_evaluates_and_saves() {
     assert!(at("none/checkpoints/step-000000/model.safetensors").is_file());
     // Going on, there is nothing to do.
     assert_eq!(none.run_in(&at("none")).validation.loss, None);
-    let unheld = tiny_gpt(&["train.steps=0", "data.validation=0", "train.eval_samples=0"]);
+    let unheld = tiny_gpt("train.steps=0 data.validation=0 train.eval_samples=0");
     unheld.run_in(&at("unheld"));
 }

@@ -1,131 +1,105 @@
 //! Weights that are stored as kept values train as dense ones do, bit for bit, with every method, optimizer,
 //! schedule and axis; in the memory that the plan says.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
 use espalier_tensor::Category;
 use espalier_train::RunSummary;
-use espalier_train::infer::{Sampler, Sampling};
 use espalier_train::trainer::Trainer;
 use tempfile::TempDir;
 
 use crate::sharded_weights::dense_at_once;
 use crate::support::{
-    Base, checkpoints, hash, images, on_every_rank, planned, rotary_llama, tiny_cnn, tiny_gpt,
+    Base, checkpoints, contents, hash, images, on_every_rank, planned, rotary_llama, take, tiny_cnn,
+    tiny_gpt, written,
 };
 
 const COMPRESSED: &str = "prune.weights=compressed";
 
 fn llama() -> Base {
-    rotary_llama(&["train.batch=8", "train.micro_batches=4", "train.eval_samples=8"])
+    rotary_llama("train.batch=8 train.micro_batches=4 train.eval_samples=8")
 }
 
 fn gpt() -> Base {
-    tiny_gpt(&["model.layers=3", "train.batch=8", "train.micro_batches=4", "train.eval_samples=8"])
+    tiny_gpt("model.layers=3 train.batch=8 train.micro_batches=4 train.eval_samples=8")
 }
 
 /// A sample of every kind: each method, optimizer, schedule and axis is in one of them at least.
 fn cases() -> Vec<(&'static str, Base)> {
-    let cnn = tiny_cnn(&["train.batch=8"]);
-    let resnet = images().set("model.name=resnet8").set("data.size=16").set("data.count=32");
-    let pipeline =
-        |schedule: &str| gpt().set("parallel.pipeline=2").set(format!("parallel.schedule={schedule}"));
-    let all: Vec<(&'static str, Base, &[&str])> = vec![
-        ("magnitude, adamw", gpt(), &["prune.method=magnitude", "train.clip=0.5"]),
-        (
-            "random, low bits",
-            gpt(),
-            &["prune.method=random", "train.precision=bf16", "optimizer.master=low-bits"],
-        ),
-        (
-            "bf16 moments",
-            gpt(),
-            &["prune.method=magnitude", "optimizer.moments=bf16", "train.precision=bf16"],
-        ),
+    let cnn = tiny_cnn("train.batch=8");
+    let resnet = images().set("model.name=resnet8 data.size=16 data.count=32");
+    let pipeline = |schedule: &str| gpt().set(format!("parallel.pipeline=2 parallel.schedule={schedule}"));
+    let all = [
+        ("magnitude, adamw", gpt(), "prune.method=magnitude train.clip=0.5"),
+        ("random, low bits", gpt(), "prune.method=random train.precision=bf16 optimizer.master=low-bits"),
         (
             "bf16 moments, zero",
             gpt().set("train.micro_batches=2"),
-            &[
-                "prune.method=rigl",
-                "prune.every=2",
-                "optimizer.moments=bf16",
-                "parallel.data=2",
-                "parallel.zero=2",
-            ],
+            "prune.method=rigl prune.every=2 optimizer.moments=bf16 parallel.data=2 parallel.zero=2",
         ),
-        ("places", gpt(), &["prune.method=magnitude", "prune.sparsity=0.98", "optimizer.name=adam"]),
-        ("snip, lamb", gpt(), &["prune.method=snip", "optimizer.name=lamb", "prune.samples=8"]),
-        ("grasp, lars", gpt(), &["prune.method=grasp", "optimizer.name=lars", "prune.samples=8"]),
-        ("wanda, bf16", gpt(), &["prune.method=wanda", "train.precision=bf16", "prune.samples=8"]),
-        ("rigl", gpt(), &["prune.method=rigl", "prune.every=2", "train.precision=bf16"]),
-        ("rigl, dense first", cnn.clone(), &["prune.method=rigl", "prune.every=2", "prune.dense_first=true"]),
-        ("set, momentum", gpt(), &["prune.method=set", "prune.every=2", "optimizer.name=momentum"]),
+        ("places", gpt(), "prune.method=magnitude prune.sparsity=0.98 optimizer.name=adam"),
+        ("snip, lamb", gpt(), "prune.method=snip optimizer.name=lamb prune.samples=8"),
+        ("grasp, lars", gpt(), "prune.method=grasp optimizer.name=lars prune.samples=8"),
+        ("wanda, bf16", gpt(), "prune.method=wanda train.precision=bf16 prune.samples=8"),
+        ("rigl", gpt(), "prune.method=rigl prune.every=2 train.precision=bf16"),
+        ("rigl, dense first", cnn.clone(), "prune.method=rigl prune.every=2 prune.dense_first=true"),
+        ("set, momentum", gpt(), "prune.method=set prune.every=2 optimizer.name=momentum"),
         (
             "gradual, embeddings",
             gpt(),
-            &["prune.method=gradual", "prune.every=2", "prune.end=5", "prune.embeddings=true"],
+            "prune.method=gradual prune.every=2 prune.end=5 prune.embeddings=true",
         ),
-        ("late", gpt(), &["prune.method=magnitude", "prune.at=3", "prune.biases=true"]),
-        ("early-bird", gpt(), &["prune.method=early-bird", "prune.every=1", "prune.latest=3"]),
+        ("late", gpt(), "prune.method=magnitude prune.at=3 prune.biases=true"),
+        ("early-bird", gpt(), "prune.method=early-bird prune.every=1 prune.latest=3"),
         (
             "early-bird, channels",
             cnn.clone(),
-            &["prune.method=early-bird", "prune.form=channels", "prune.every=1", "prune.latest=3"],
+            "prune.method=early-bird prune.form=channels prune.every=1 prune.latest=3",
         ),
-        (
-            "lottery",
-            gpt(),
-            &["prune.method=lottery", "prune.sparsity=0.5", "prune.rate=0.3", "prune.rewind=1"],
-        ),
-        ("lottery, from the start", cnn.clone(), &["prune.method=lottery", "prune.sparsity=0.6"]),
-        ("2:4, nesterov", gpt(), &["prune.method=2:4", "optimizer.name=nesterov"]),
-        ("llama", llama(), &["prune.method=magnitude", "train.recompute=attention"]),
-        ("llama, sparse products", llama(), &["prune.method=magnitude", "prune.kernels=sparse"]),
-        ("llama, tensor", llama(), &["prune.method=wanda", "parallel.tensor=2", "prune.samples=8"]),
-        ("convolutions, sgd", cnn.clone(), &["prune.method=magnitude", "optimizer.name=sgd"]),
-        ("sparse products", gpt(), &["prune.method=magnitude", "prune.kernels=sparse"]),
-        ("blocks recomputed", gpt(), &["prune.method=magnitude", "train.recompute=block"]),
-        ("attention recomputed", gpt(), &["prune.method=magnitude", "train.recompute=attention"]),
-        ("noise", gpt(), &["prune.method=magnitude", "train.noise_scale=true"]),
-        ("replicas", gpt().set("train.micro_batches=2"), &["prune.method=magnitude", "parallel.data=2"]),
+        ("lottery", gpt(), "prune.method=lottery prune.sparsity=0.5 prune.rate=0.3 prune.rewind=1"),
+        ("lottery, from the start", cnn.clone(), "prune.method=lottery prune.sparsity=0.6"),
+        ("2:4, nesterov", gpt(), "prune.method=2:4 optimizer.name=nesterov"),
+        ("llama", llama(), "prune.method=magnitude train.recompute=attention"),
+        ("llama, sparse products", llama(), "prune.method=magnitude prune.kernels=sparse"),
+        ("llama, tensor", llama(), "prune.method=wanda parallel.tensor=2 prune.samples=8"),
+        ("convolutions, sgd", cnn.clone(), "prune.method=magnitude optimizer.name=sgd"),
+        ("sparse products", gpt(), "prune.method=magnitude prune.kernels=sparse"),
+        ("blocks recomputed", gpt(), "prune.method=magnitude train.recompute=block"),
+        ("attention recomputed", gpt(), "prune.method=magnitude train.recompute=attention"),
+        ("noise", gpt(), "prune.method=magnitude train.noise_scale=true"),
+        ("replicas", gpt().set("train.micro_batches=2"), "prune.method=magnitude parallel.data=2"),
         (
             "zero 1, lamb",
             gpt().set("train.micro_batches=2"),
-            &["prune.method=magnitude", "parallel.data=2", "parallel.zero=1", "optimizer.name=lamb"],
+            "prune.method=magnitude parallel.data=2 parallel.zero=1 optimizer.name=lamb",
         ),
         (
             "zero 2, rigl",
             gpt().set("train.micro_batches=2"),
-            &["prune.method=rigl", "prune.every=2", "parallel.data=2", "parallel.zero=2"],
+            "prune.method=rigl prune.every=2 parallel.data=2 parallel.zero=2",
         ),
         (
             "local",
             gpt().set("train.micro_batches=2"),
-            &["prune.method=magnitude", "parallel.data=2", "parallel.average_every=3"],
+            "prune.method=magnitude parallel.data=2 parallel.average_every=3",
         ),
-        ("tensor", gpt(), &["prune.method=magnitude", "parallel.tensor=2", "train.precision=bf16"]),
-        ("sequence", gpt(), &["prune.method=random", "parallel.tensor=2", "parallel.sequence=true"]),
-        ("spatial", resnet, &["prune.method=magnitude", "parallel.spatial=2"]),
-        ("1f1b", pipeline("1f1b"), &["prune.method=magnitude", "prune.embeddings=true"]),
-        ("zb-h1", pipeline("zb-h1"), &["prune.method=snip", "prune.samples=8"]),
-        ("interleaved", pipeline("interleaved"), &["prune.method=magnitude", "train.recompute=block"]),
-        ("chimera", pipeline("chimera"), &["prune.method=rigl", "prune.every=2"]),
-        (
-            "pipedream",
-            pipeline("pipedream"),
-            &["prune.method=magnitude", "model.tied=false", "train.precision=bf16"],
-        ),
-        ("2bw", pipeline("2bw"), &["prune.method=random", "model.tied=false"]),
+        ("tensor", gpt(), "prune.method=magnitude parallel.tensor=2 train.precision=bf16"),
+        ("sequence", gpt(), "prune.method=random parallel.tensor=2 parallel.sequence=true"),
+        ("spatial", resnet, "prune.method=magnitude parallel.spatial=2"),
+        ("1f1b", pipeline("1f1b"), "prune.method=magnitude prune.embeddings=true"),
+        ("zb-h1", pipeline("zb-h1"), "prune.method=snip prune.samples=8"),
+        ("interleaved", pipeline("interleaved"), "prune.method=magnitude train.recompute=block"),
+        ("chimera", pipeline("chimera"), "prune.method=rigl prune.every=2"),
+        ("pipedream", pipeline("pipedream"), "prune.method=magnitude model.tied=false train.precision=bf16"),
+        ("2bw", pipeline("2bw"), "prune.method=random model.tied=false"),
         (
             "stages of replicas, zero",
             pipeline("1f1b").set("train.micro_batches=2"),
-            &["prune.method=gradual", "prune.every=2", "prune.end=5", "parallel.data=2", "parallel.zero=1"],
+            "prune.method=gradual prune.every=2 prune.end=5 parallel.data=2 parallel.zero=1",
         ),
     ];
     all.into_iter()
-        .map(|(name, base, set)| (name, base.with(["prune.sparsity=0.8"]).with(set)))
+        .map(|(name, base, set)| (name, base.set("prune.sparsity=0.8").set(set)))
         .map(fixed)
         .collect()
 }
@@ -151,25 +125,18 @@ fn compressed_weights_train_as_dense_weights_bit_for_bit() {
     }
 }
 
-/// The files of a checkpoint.
-fn contents(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let name = |path: &Path| path.file_name().unwrap().to_string_lossy().into_owned();
-    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    paths.map(|path| (name(&path), fs::read(&path).unwrap())).collect()
-}
-
 /// Checkpoints are the same files, and a run goes on with the other form, in both directions.
 #[test]
 fn a_run_goes_on_with_the_other_form() {
     for (name, base) in [
         ("magnitude", gpt().set("prune.method=magnitude")),
-        ("rigl", gpt().set("prune.method=rigl").set("prune.every=2").set("train.precision=bf16")),
-        ("late", gpt().set("prune.method=magnitude").set("prune.at=5")),
-        ("lottery", gpt().set("prune.method=lottery").set("prune.sparsity=0.5").set("prune.rewind=1")),
-        ("tensor", gpt().set("prune.method=magnitude").set("parallel.tensor=2").set("prune.embeddings=true")),
-        ("zero", gpt().set("prune.method=magnitude").set("parallel.data=2").set("parallel.zero=1")),
+        ("rigl", gpt().set("prune.method=rigl prune.every=2 train.precision=bf16")),
+        ("late", gpt().set("prune.method=magnitude prune.at=5")),
+        ("lottery", gpt().set("prune.method=lottery prune.sparsity=0.5 prune.rewind=1")),
+        ("tensor", gpt().set("prune.method=magnitude parallel.tensor=2 prune.embeddings=true")),
+        ("zero", gpt().set("prune.method=magnitude parallel.data=2 parallel.zero=1")),
     ] {
-        let base = base.steps(8).set("checkpoint.every=4").set("train.micro_batches=2");
+        let base = base.steps(8).set("checkpoint.every=4 train.micro_batches=2");
         let (dense, compressed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let expected = hash(base.run_in(dense.path()));
         assert_eq!(hash(base.set(COMPRESSED).run_in(compressed.path())), expected, "{name}");
@@ -188,7 +155,7 @@ fn a_run_goes_on_with_the_other_form() {
 /// What stands before the first step is what dense weights are too: they are initialised when they are asked for.
 #[test]
 fn weights_that_were_not_initialised_yet_are_what_they_will_be() {
-    let base = gpt().set("prune.method=random").set("prune.sparsity=0.9");
+    let base = gpt().set("prune.method=random prune.sparsity=0.9");
     let [mut dense, mut compressed] = [base.clone(), base.set(COMPRESSED)].map(|base| base.trainer(2));
     let total =
         |trainer: &Trainer| trainer.params().iter().map(|(_, param)| param.weight_bytes()).sum::<usize>();
@@ -221,12 +188,13 @@ fn every_byte_is_predicted() {
         ("magnitude", "f32", "prune.kernels=sparse"),
     ] {
         let base = gpt()
-            .with(["model.tied=false", "prune.sparsity=0.75", COMPRESSED, more])
-            .set(format!("prune.method={method}"))
-            .set(format!("train.precision={precision}"));
+            .set("model.tied=false prune.sparsity=0.75")
+            .set(COMPRESSED)
+            .set(more)
+            .set(format!("prune.method={method} train.precision={precision}"));
         let plan = planned(&base);
         let ranks = on_every_rank(&base, |mut trainer| {
-            (0..3).try_for_each(|_| trainer.step().map(drop))?;
+            take(&mut trainer, 3)?;
             let ledger = trainer.device().ledger();
             let in_use =
                 [Category::Weights, Category::Optimizer, Category::Mask].map(|one| ledger.peak(one) as u64);
@@ -252,9 +220,9 @@ fn every_byte_is_predicted() {
 #[test]
 fn bytes_of_a_prunable_weight() {
     for (master, most) in [("f32", 1.75), ("low-bits", 1.55)] {
-        let base = tiny_gpt(&["train.precision=bf16", "model.width=64", "prune.sparsity=0.9", COMPRESSED])
-            .set("prune.method=magnitude")
-            .set(format!("optimizer.master={master}"));
+        let base = tiny_gpt(COMPRESSED)
+            .set("train.precision=bf16 model.width=64 prune.sparsity=0.9")
+            .set(format!("prune.method=magnitude optimizer.master={master}"));
         let mut trainer = base.trainer(1);
         trainer.step().unwrap();
         let each = trainer.state_bytes().unwrap();
@@ -270,9 +238,9 @@ fn the_dense_model_is_never_there() {
     for method in ["random", "magnitude", "2:4", "set", "rigl"] {
         let sparsity = if method == "2:4" { 0.5 } else { 0.9 };
         let base = gpt()
-            .with(["model.layers=8", "model.width=64", "model.tied=false", COMPRESSED])
-            .set(format!("prune.method={method}"))
-            .set(format!("prune.sparsity={sparsity}"));
+            .set("model.layers=8 model.width=64 model.tied=false")
+            .set(COMPRESSED)
+            .set(format!("prune.method={method} prune.sparsity={sparsity}"));
         let (predicted, mut trainer) = (planned(&base).memory, base.trainer(1));
         trainer.prune().unwrap().expect("it prunes before the first step");
         let ledger = trainer.device().ledger();
@@ -288,8 +256,7 @@ fn the_dense_model_is_never_there() {
 /// A method that prunes on the way gives the memory back.
 #[test]
 fn weights_that_are_pruned_on_the_way_are_compressed_from_then_on() {
-    let base =
-        gpt().set("prune.method=magnitude").set("prune.sparsity=0.9").set("prune.at=2").set(COMPRESSED);
+    let base = gpt().set("prune.method=magnitude prune.sparsity=0.9 prune.at=2").set(COMPRESSED);
     let mut trainer = base.steps(4).trainer(1);
     let weights = |trainer: &Trainer| trainer.device().ledger().current(Category::Weights);
     (0..2).for_each(|_| drop(trainer.step().unwrap()));
@@ -305,16 +272,8 @@ fn weights_that_are_pruned_on_the_way_are_compressed_from_then_on() {
 /// Text that a model generates while it trains.
 #[test]
 fn a_model_of_compressed_weights_writes_the_same_text() {
-    for set in [&[][..], &["prune.kernels=sparse"], &["parallel.tensor=2"], &["parallel.pipeline=2"]] {
-        let base = gpt().set("prune.method=magnitude").set("prune.sparsity=0.8").with(set);
-        let write = |base: &Base| {
-            on_every_rank(base, |mut trainer| {
-                trainer.step()?;
-                let mut sampler = Sampler::new(Sampling { seed: 3, ..Sampling::GREEDY });
-                let mut generator = trainer.generator()?;
-                Ok(generator.generate(&[1, 2, 3], 12, &mut sampler, &mut |_| true)?.tokens)
-            })
-        };
-        assert_eq!(write(&base), write(&base.set(COMPRESSED)), "{set:?}");
+    for set in ["", "prune.kernels=sparse", "parallel.tensor=2", "parallel.pipeline=2"] {
+        let base = gpt().set("prune.method=magnitude prune.sparsity=0.8").set(set);
+        assert_eq!(written(&base), written(&base.set(COMPRESSED)), "{set}");
     }
 }

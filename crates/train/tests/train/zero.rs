@@ -2,60 +2,30 @@
 
 use std::fs;
 
-use espalier_tensor::Category;
 use espalier_train::RunSummary;
-use espalier_train::trainer::StepReport;
 
-use crate::support::{Base, hash, images, on_every_rank, planned, save_again, tiny_cnn, tiny_gpt};
-use crate::tensor::{self, same_as};
+use crate::parallel::{Shown, on};
+use crate::support::{Base, assert_predicted, hash, images, planned, pruned, save_again, tiny_cnn, tiny_gpt};
+use crate::tensor::all_same;
 
 const OPTIMIZERS: [&str; 7] = ["sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb"];
-
-/// What a rank has to show after some steps.
-#[derive(Debug, PartialEq)]
-struct Shown {
-    losses: Vec<f64>,
-    norms: Vec<f64>,
-    noise: Option<f64>,
-    weights: String,
-    masks: String,
-}
 
 /// On so many ranks that split state, or not.
 fn shared(base: &Base, ranks: usize, zero: usize) -> Base {
     base.replicas(ranks).set(format!("parallel.zero={zero}"))
 }
 
-fn on(ranks: usize, base: &Base, steps: usize, zero: usize) -> Shown {
-    let mut all = on_every_rank(&shared(base, ranks, zero).steps(steps), |mut trainer| {
-        let reports = (0..steps).map(|_| trainer.step()).collect::<Result<Vec<StepReport>, _>>()?;
-        Ok(Shown {
-            losses: reports.iter().map(|report| report.loss).collect(),
-            norms: reports.iter().map(|report| report.grad_norm).collect(),
-            noise: reports.last().and_then(|report| report.noise_scale),
-            weights: trainer.params().hash().unwrap(),
-            masks: trainer.params().mask_hash().unwrap(),
-        })
-    });
-    assert!(all.iter().all(|shown| *shown == all[0]), "all ranks hold the same");
-    all.remove(0)
-}
-
 /// Weights and losses to the bit; norms are sums over shards. Of one micro-batch gradients are summed alike
 /// wherever their sums are.
 fn the_same(base: &Base, ranks: usize, steps: usize, what: &str) {
-    let (replicated, shared) = (on(ranks, base, steps, 0), on(ranks, base, steps, 1));
-    let scattered = on(ranks, base, steps, 2);
+    let [replicated, shared, scattered, sharded] =
+        [0, 1, 2, 3].map(|zero| on(ranks, &base.set(format!("parallel.zero={zero}")), steps));
     if planned(&base.replicas(ranks)).batch.micro_batches == 1 {
         assert_eq!(scattered, shared, "{what} on {ranks} ranks");
     }
-    assert_eq!(on(ranks, base, steps, 3), scattered, "{what} on {ranks} ranks, weights sharded");
-    assert_eq!(replicated.losses, shared.losses, "{what} on {ranks} ranks");
-    assert_eq!(
-        (&replicated.weights, &replicated.masks),
-        (&shared.weights, &shared.masks),
-        "{what} on {ranks} ranks"
-    );
+    assert_eq!(sharded, scattered, "{what} on {ranks} ranks, weights sharded");
+    let bits = |of: &Shown| (of.losses.clone(), of.validation, of.weights.clone(), of.masks.clone());
+    assert_eq!(bits(&replicated), bits(&shared), "{what} on {ranks} ranks");
     let far = |a: &f64, b: &f64| (a - b).abs() / a.abs().max(1e-300);
     for (a, b) in
         replicated.norms.iter().chain(&replicated.noise).zip(shared.norms.iter().chain(&shared.noise))
@@ -64,19 +34,14 @@ fn the_same(base: &Base, ranks: usize, steps: usize, what: &str) {
     }
 }
 
-fn pruned(base: &Base) -> Base {
-    base.set("prune.method=magnitude").set("prune.sparsity=0.9").set("prune.state=compressed")
-}
-
 #[test]
 fn sharded_state_gives_the_bits_of_replicated_state() {
     let (steps, layouts) = if espalier_testing::long() { (8, 3) } else { (4, 1) };
     for (i, optimizer) in OPTIMIZERS.into_iter().enumerate() {
         let masters = [("f32", "f32"), ("bf16", "f32"), ("bf16", "low-bits")];
         for (j, (precision, master)) in masters.into_iter().enumerate() {
-            let base = tiny_gpt(&["train.batch=12", "train.clip=0.5", "train.micro_batches=2"])
-                .set(format!("optimizer.name={optimizer}"))
-                .set(format!("train.precision={precision}"));
+            let base = tiny_gpt("train.batch=12 train.clip=0.5 train.micro_batches=2")
+                .set(format!("optimizer.name={optimizer} train.precision={precision}"));
             let base =
                 if precision == "bf16" { base.set(format!("optimizer.master={master}")) } else { base };
             // In the short form one of them: each optimizer has all three, and each precision.
@@ -91,14 +56,14 @@ fn sharded_state_gives_the_bits_of_replicated_state() {
 /// A message of its own for a large parameter, with and without padding, and small ones packed.
 #[test]
 fn large_parameters_travel_alone() {
-    let base = images().set("train.batch=14").set("data.count=60").set("model.name=mlp");
-    let base = base.set("model.hidden=[90, 9]").set("optimizer.name=adamw").set("learning_rate.peak=1e-3");
+    let base = images().set("train.batch=14 data.count=60 model.name=mlp");
+    let base = base.set("model.hidden=[90, 9] optimizer.name=adamw learning_rate.peak=1e-3");
     // The first weight has 3 * 32 * 32 * 90 numbers: 1.05 MiB, divisible by 2 and not by 7.
     for ranks in [2, 7] {
         the_same(&base, ranks, 3, "dense");
         the_same(&pruned(&base).set("prune.sparsity=0.04"), ranks, 3, "hardly pruned");
         let messages = |zero: usize| {
-            let base = base.set("train.steps=2").set(format!("parallel.zero={zero}"));
+            let base = base.set(format!("train.steps=2 parallel.zero={zero}"));
             let bytes = base.replicas(ranks).run().memory["communication"];
             (bytes.predicted.unwrap(), bytes.measured.unwrap() as u64)
         };
@@ -114,13 +79,11 @@ fn large_parameters_travel_alone() {
 #[test]
 fn messages_of_shared_gradients_keep_below_what_is_predicted() {
     for (tied, micro_batches) in [(true, 4), (false, 4), (true, 1), (false, 1)] {
-        let base = tiny_gpt(&["train.batch=8", "train.steps=2", "model.width=128", "model.layers=3"]);
-        let base = base.set(format!("model.tied={tied}")).set(format!("train.micro_batches={micro_batches}"));
+        let base = tiny_gpt("train.batch=8 train.steps=2 model.width=128 model.layers=3");
+        let base = base.set(format!("model.tied={tied} train.micro_batches={micro_batches}"));
         let memory = base.set("parallel.zero=2").replicas(2).run().memory;
-        let (most, measured) = {
-            let bytes = memory["communication"];
-            (bytes.predicted.unwrap(), bytes.measured.unwrap() as u64)
-        };
+        let bytes = memory["communication"];
+        let (most, measured) = (bytes.predicted.unwrap(), bytes.measured.unwrap() as u64);
         let what = format!("tied {tied}, {micro_batches} micro-batches");
         assert!(
             measured <= most && measured as f64 > 0.8 * most as f64,
@@ -135,56 +98,45 @@ fn messages_of_shared_gradients_keep_below_what_is_predicted() {
 /// rank learns.
 #[test]
 fn shared_gradients_of_several_micro_batches_are_those_of_one_rank() {
-    let gpt =
-        tiny_gpt(&["train.batch=12", "train.clip=0.5", "train.micro_batches=2", "train.eval_samples=11"]);
-    let gpt = gpt.with([
-        "model.layers=4",
-        "optimizer.name=sgd",
-        "learning_rate.peak=0.1",
-        "learning_rate.decay_steps=100",
-    ]);
+    let gpt = tiny_gpt("train.batch=12 train.clip=0.5 train.micro_batches=2 train.eval_samples=11");
+    let gpt = gpt
+        .set("model.layers=4 optimizer.name=sgd learning_rate.peak=0.1")
+        .set("learning_rate.decay_steps=100");
     for (what, base) in [
         ("tied", gpt.clone()),
         ("own head", gpt.set("model.tied=false")),
         ("pruned", pruned(&gpt)),
         ("noise", gpt.set("train.noise_scale=true")),
     ] {
-        let single = tensor::on(&base, 8).remove(0);
-        for layout in [
+        let layouts = [
             "parallel.data=3",
             "parallel.data=2 parallel.pipeline=2",
             "parallel.data=2 parallel.pipeline=2 parallel.schedule=zb-h1",
             "parallel.data=2 parallel.pipeline=2 parallel.schedule=interleaved",
-        ] {
-            if what == "noise" && layout.contains("pipeline") {
-                continue; // It is measured on full models.
-            }
-            let fields: Vec<&str> = layout.split(' ').chain(["parallel.zero=2"]).collect();
-            same_as(&single, &base.with(fields), 8, 1e-5, &format!("{what}: {layout}"));
-        }
+        ];
+        // The noise scale is measured on full models.
+        let layouts = layouts.into_iter().filter(|layout| what != "noise" || !layout.contains("pipeline"));
+        all_same(&base, layouts.map(|layout| format!("{layout} parallel.zero=2")), 8, 1e-5);
     }
 }
 
 /// Whenever masks change, state moves to whoever has its weight then.
 #[test]
 fn pruning_on_the_way_shards_anew() {
-    let gpt = tiny_gpt(&["train.batch=12", "prune.sparsity=0.8"]);
-    let bf16 = gpt.set("train.precision=bf16").set("optimizer.master=low-bits");
-    let gradual = |base: &Base| {
-        base.set("prune.method=gradual").set("prune.start=2").set("prune.end=10").set("prune.every=2")
-    };
-    let cnn =
-        tiny_cnn(&["train.batch=12", "prune.method=early-bird", "prune.form=channels", "prune.l1=1e-4"])
-            .set("prune.sparsity=0.5");
+    let gpt = tiny_gpt("train.batch=12 prune.sparsity=0.8");
+    let bf16 = gpt.set("train.precision=bf16 optimizer.master=low-bits");
+    let gradual = |base: &Base| base.set("prune.method=gradual prune.start=2 prune.end=10 prune.every=2");
+    let cnn = tiny_cnn("train.batch=12 prune.method=early-bird prune.form=channels prune.l1=1e-4")
+        .set("prune.sparsity=0.5");
     for (what, base) in [
-        ("late", gpt.set("prune.method=magnitude").set("prune.at=3")),
+        ("late", gpt.set("prune.method=magnitude prune.at=3")),
         ("gradual", gradual(&gpt)),
         ("gradual, low bits", gradual(&bf16)),
-        ("elsa", gpt.set("prune.method=elsa").set("prune.every=2").set("prune.penalty=0.3")),
-        ("elsa, low bits", bf16.set("prune.method=elsa").set("prune.every=2").set("optimizer.moments=bf16")),
-        ("rigl", gpt.set("prune.method=rigl").set("prune.every=2")),
-        ("set", bf16.set("prune.method=set").set("prune.every=3")),
-        ("lottery", gpt.set("prune.method=lottery").set("prune.rate=0.6")),
+        ("elsa", gpt.set("prune.method=elsa prune.every=2 prune.penalty=0.3")),
+        ("elsa, low bits", bf16.set("prune.method=elsa prune.every=2 optimizer.moments=bf16")),
+        ("rigl", gpt.set("prune.method=rigl prune.every=2")),
+        ("set", bf16.set("prune.method=set prune.every=3")),
+        ("lottery", gpt.set("prune.method=lottery prune.rate=0.6")),
         ("early bird", cnn),
     ] {
         the_same(&base, 3, 14, what);
@@ -193,7 +145,7 @@ fn pruning_on_the_way_shards_anew() {
 
 #[test]
 fn the_noise_scale_and_local_statistics_are_the_same() {
-    let base = tiny_cnn(&["train.batch=24", "train.noise_scale=true"]);
+    let base = tiny_cnn("train.batch=24 train.noise_scale=true");
     the_same(&base, 4, 6, "batch norm");
 }
 
@@ -205,29 +157,20 @@ fn bytes_are_those_predicted_and_state_is_a_shard() {
             // In the short form two of them, dense and pruned.
             let all = [(2, None), (4, Some(0.75)), (3, None), (3, Some(0.75))];
             for (ranks, sparsity) in all.into_iter().cycle().skip(2 * (i + j)).take(layouts) {
-                let mut base = tiny_gpt(&["train.batch=12", "train.steps=2", "model.tied=false"])
-                    .set(format!("optimizer.name={optimizer}"))
-                    .set(format!("train.precision={precision}"));
+                let mut base = tiny_gpt("train.batch=12 train.steps=2 model.tied=false")
+                    .set(format!("optimizer.name={optimizer} train.precision={precision}"));
                 if let Some(sparsity) = sparsity {
                     base = base
-                        .set("prune.method=magnitude")
-                        .set("prune.scope=layer")
-                        .set(format!("prune.sparsity={sparsity}"));
+                        .set(format!("prune.method=magnitude prune.scope=layer prune.sparsity={sparsity}"));
                 }
                 let what = format!("{optimizer} {precision} {ranks} {sparsity:?}");
-                let (replicated, shared) =
-                    (base.replicas(ranks).run(), base.set("parallel.zero=true").replicas(ranks).run());
-                for category in
-                    [Category::Weights, Category::Optimizer, Category::Communication, Category::Mask]
-                {
-                    let bytes = shared.memory[category.name()];
-                    assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{what} {category}");
-                }
-                let optimizer_bytes = |of: &RunSummary| of.memory["optimizer"].measured.unwrap() as f64;
-                assert!(
-                    optimizer_bytes(&shared) <= optimizer_bytes(&replicated) / ranks as f64 + 2000.0,
-                    "{what}"
-                );
+                let [replicated, shared, scattered] = [0, 1, 2].map(|zero| shared(&base, ranks, zero).run());
+                assert_predicted(&shared, &["weights", "optimizer", "communication", "mask"], &what);
+                let peak = |of: &RunSummary, category: &str| of.memory[category].measured.unwrap() as f64;
+                let is_shard = |of: &RunSummary, full: &RunSummary, category: &str| {
+                    peak(of, category) <= peak(full, category) / ranks as f64 + 2000.0
+                };
+                assert!(is_shard(&shared, &replicated, "optimizer"), "{what}");
                 let (all, local) = (replicated.state_bytes.optimizer, shared.state_bytes.optimizer);
                 assert!(
                     (local * ranks as f64 - all).abs() <= 0.02 * all,
@@ -235,46 +178,25 @@ fn bytes_are_those_predicted_and_state_is_a_shard() {
                 );
                 assert_eq!(replicated.state_bytes.gradients, shared.state_bytes.gradients, "{what}");
                 assert!(replicated.weights_hash == shared.weights_hash, "{what}");
-                let scattered = base.set("parallel.zero=2").replicas(ranks).run();
-                for category in ["weights", "gradients", "optimizer", "communication", "mask"] {
-                    let bytes = scattered.memory[category];
-                    assert_eq!(bytes.predicted, bytes.measured.map(|b| b as u64), "{what} {category}");
-                }
+                let all = ["weights", "gradients", "optimizer", "communication", "mask"];
+                assert_predicted(&scattered, &all, &what);
                 assert_eq!(scattered.memory["optimizer"], shared.memory["optimizer"], "{what}");
-                let gradients = |of: &RunSummary| of.memory["gradients"].measured.unwrap() as f64;
-                assert!(gradients(&scattered) <= gradients(&shared) / ranks as f64 + 2000.0, "{what}");
+                assert!(is_shard(&scattered, &shared, "gradients"), "{what}");
                 assert!(replicated.weights_hash == scattered.weights_hash, "{what}");
             }
         }
     }
 }
 
-/// What a reduce-scatter and an all-gather move is what an all-reduce moves: kept values alone.
-#[test]
-fn bytes_on_the_wire_are_those_of_kept_weights() {
-    let base = tiny_gpt(&["train.batch=8", "train.steps=2", "model.width=64", "prune.method=magnitude"]);
-    for ranks in [2, 4, 8] {
-        let sent = |base: &Base| base.replicas(ranks).run().bytes_sent.values().sum::<u64>() as f64;
-        let dense = base.set("prune.sparsity=0.9").set("prune.state=dense").replicas(ranks).run();
-        let shared = base.set("prune.sparsity=0.9").set("parallel.zero=true");
-        let prunable = (dense.kept as f64 / (1.0 - dense.sparsity)).round();
-        let ring = 2.0 * (ranks - 1) as f64 / ranks as f64 * 4.0 * prunable;
-        let others = dense.bytes_sent.values().sum::<u64>() as f64 - ring;
-        let ratio = (sent(&shared) - others) / ring;
-        assert!(ratio <= 0.101, "{ratio} of the bytes of dense gradients on {ranks} ranks");
-        assert!(ratio > 0.09, "{ratio}: the kept weights must travel");
-    }
-}
-
 /// With and without shared state, on one number of ranks and another: what was saved is what is loaded.
 #[test]
 fn checkpoints_of_shards_load_on_any_number_of_ranks() {
-    let gpt = tiny_gpt(&["train.batch=12", "prune.method=gradual", "prune.sparsity=0.8", "prune.every=2"]);
-    let gpt = gpt.set("prune.start=2").set("prune.end=6");
+    let gpt = tiny_gpt("train.batch=12 prune.method=gradual prune.sparsity=0.8 prune.every=2");
+    let gpt = gpt.set("prune.start=2 prune.end=6");
     for base in [
         gpt.set("optimizer.name=lamb"),
-        gpt.set("train.precision=bf16").set("optimizer.master=low-bits"),
-        tiny_cnn(&["train.batch=12", "train.precision=bf16"]),
+        gpt.set("train.precision=bf16 optimizer.master=low-bits"),
+        tiny_cnn("train.batch=12 train.precision=bf16"),
     ] {
         let folder = tempfile::tempdir().unwrap();
         base.steps(5).run_in(folder.path());

@@ -6,14 +6,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use espalier_tensor::{bf16, f16};
+use espalier_testing::largest;
 use espalier_train::Error;
 use espalier_train::hub::{ExportOptions, ExportPrecision, GgufType};
 use serde_json::json;
 
 use super::tokens::add_tokenizer;
-use super::{AS_IT_IS, copy, folder_with, gpt2, open, oracle, tensors};
+use super::{AS_IT_IS, copy, floats, folder_with, gpt2, open, oracle, tensors};
 use crate::fixture::Fixture;
-use crate::support::tiny_gpt;
+use crate::support::{names, tiny_gpt};
 
 /// The fixture with a tokenizer and a chat template.
 fn with_tokenizer(at: PathBuf) -> PathBuf {
@@ -75,8 +76,7 @@ fn weights_are_quantised_by_the_published_rule() {
     let weights = &expected.f32["weights"];
     let rows = weights.len() / 96;
     // A GPT-2 whose tokens are the rows: its table is a matrix that is written as it lies.
-    tiny_gpt(&["train.steps=0", "model.width=96", "model.heads=2", "model.layers=1"])
-        .run_in(&folder.path().join("run"));
+    tiny_gpt("train.steps=0 model.width=96 model.heads=2 model.layers=1").run_in(&folder.path().join("run"));
     let hf = folder.path().join("hf");
     open(&folder.path().join("run")).export(&hf, &AS_IT_IS).unwrap();
     let mut all = tensors(&hf.join("model.safetensors"));
@@ -108,14 +108,14 @@ fn weights_are_quantised_by_the_published_rule() {
 fn every_tensor_of_any_checkpoint_is_there() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let small = ["train.steps=2", "model.width=32", "model.heads=2", "model.layers=2"];
+    let small = tiny_gpt("train.steps=2 model.width=32 model.heads=2 model.layers=2");
     for (name, more) in [
-        ("one", &[][..]),
-        ("cut", &["parallel.tensor=2", "parallel.pipeline=2", "train.micro_batches=2"]),
-        ("narrow", &["train.precision=bf16", "model.tied=false"]),
-        ("pruned", &["prune.method=magnitude", "prune.sparsity=0.5"]),
+        ("one", ""),
+        ("cut", "parallel.tensor=2 parallel.pipeline=2 train.micro_batches=2"),
+        ("narrow", "train.precision=bf16 model.tied=false"),
+        ("pruned", "prune.method=magnitude prune.sparsity=0.5"),
     ] {
-        tiny_gpt(&[&small[..], more].concat()).run_in(&at(name));
+        small.set(more).run_in(&at(name));
         let (trained, hf) = (open(&at(name)), at(&format!("{name}-hf")));
         trained.export(&hf, &ExportOptions { dtype: Some(ExportPrecision::F32), ..AS_IT_IS }).unwrap();
         let theirs = tensors(&hf.join("model.safetensors"));
@@ -136,8 +136,7 @@ fn every_tensor_of_any_checkpoint_is_there() {
                 let is_linear = key.contains(".c_") && key.ends_with("weight");
                 let is_exact = shape.len() == 1 || key.ends_with("wpe.weight");
                 assert_eq!(*written, if is_exact { 0 } else { code }, "{gguf}");
-                let mut expected: Vec<f32> =
-                    bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
+                let mut expected = floats(bytes);
                 let mut shape = shape.clone();
                 if is_linear {
                     expected = (0..shape[1])
@@ -152,7 +151,7 @@ fn every_tensor_of_any_checkpoint_is_there() {
                 assert_eq!(got.len(), expected.len(), "{gguf}");
                 let most = if is_exact { 0.0 } else { most };
                 for (expected, got) in expected.chunks(32).zip(got.chunks(32)) {
-                    let largest = expected.iter().fold(0.0, |most: f32, weight| most.max(weight.abs()));
+                    let largest = largest(expected);
                     for (expected, got) in expected.iter().zip(got) {
                         assert!((expected - got).abs() <= most * largest, "{gguf}: {expected} and {got}");
                         // What is pruned stays so.
@@ -196,10 +195,10 @@ fn what_llama_cpp_cannot_read_is_refused() {
         bytes[40..44].copy_from_slice(&f32::NAN.to_le_bytes());
     });
     assert!(matches!(refused(&broken, GgufType::F32), Error::BrokenWeights { .. }));
-    tiny_gpt(&["train.steps=1", "model.norm=rms"]).run_in(&at("rms"));
+    tiny_gpt("train.steps=1 model.norm=rms").run_in(&at("rms"));
     let error = refused(&at("rms"), GgufType::F32).to_string();
     assert!(error.contains("llama.cpp has no architecture for this model"), "{error}");
-    tiny_gpt(&["train.steps=1", "model.activation=relu"]).run_in(&at("relu"));
+    tiny_gpt("train.steps=1 model.activation=relu").run_in(&at("relu"));
     let error = refused(&at("relu"), GgufType::F32).to_string();
     assert!(error.ends_with("its activation is relu, and llama.cpp's has gelu_new alone"), "{error}");
     let tokenizer = with_tokenizer(at("tokenizer"));
@@ -214,8 +213,8 @@ fn what_llama_cpp_cannot_read_is_refused() {
         error.ends_with("merges a text without splitting it into words, which llama.cpp's does not"),
         "{error}"
     );
-    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-    assert!(left.iter().all(|name| !name.to_string_lossy().contains("out.gguf")), "{left:?}");
+    let left = names(folder.path());
+    assert!(left.iter().all(|name| !name.contains("out.gguf")), "{left:?}");
 }
 
 /// llama.cpp's name of a tensor of a GPT-2, by the table of its documentation.
@@ -336,7 +335,7 @@ impl GgufFile {
 fn numbers_of(code: u32, bytes: &[u8]) -> Vec<f32> {
     let two = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
     match code {
-        0 => bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect(),
+        0 => floats(bytes),
         1 => bytes.chunks(2).map(two).collect(),
         30 => bytes.as_chunks().0.iter().map(|two| bf16::from_le_bytes(*two).to_f32()).collect(),
         8 => bytes

@@ -1,26 +1,29 @@
 //! What is wrong with other people's files, each in one sentence that names it.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 
+use espalier_tensor::Device;
+use espalier_train::parallel::Ranks;
 use safetensors::Dtype;
 use serde_json::json;
 
-use super::{folder_with, gpt2, open, refusal, tensors, write};
+use super::{Numbers, config_of, copy, folder_with, gpt2, open, oracle, refusal, tensors, write};
+use crate::support::settings;
 
 /// Why a run, or whoever uses it, cannot have the weights of a folder.
-fn weights_refused(folder: &std::path::Path) -> String {
+fn weights_refused(folder: &Path, more: &str) -> String {
     let trained = open(folder);
-    let device = espalier_tensor::Device::cpu(1).unwrap();
-    let plan = trained.plan(&[]).unwrap();
-    trained.params(&plan, &device, &espalier_train::parallel::Ranks::single()).unwrap_err().to_string()
+    let plan = trained.plan(&settings(more)).unwrap();
+    trained.params(&plan, &Device::cpu(1).unwrap(), &Ranks::single()).unwrap_err().to_string()
 }
 
 #[test]
 fn an_architecture_that_we_lack_is_named_with_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder_with(folder.path().to_owned(), |_| {});
-    let mut config: serde_json::Value =
-        serde_json::from_slice(&fs::read(at.join("config.json")).unwrap()).unwrap();
+    let mut config = config_of(&at);
     config["model_type"] = json!("qwen3_moe");
     fs::write(at.join("config.json"), config.to_string()).unwrap();
     assert_eq!(
@@ -37,48 +40,43 @@ fn an_architecture_that_we_lack_is_named_with_what_is_missing() {
 fn a_tensor_that_is_missing_too_many_or_of_another_shape_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let missing = weights_refused(&folder_with(at("missing"), |all| {
-        all.remove("transformer.h.1.ln_2.bias");
-    }));
-    assert!(
-        missing.ends_with("missing: model.safetensors has no tensor h.1.ln_2.bias, which this run needs"),
-        "{missing}"
-    );
-    let shape = weights_refused(&folder_with(at("shape"), |all| {
+    let refused = |name: &str, change: fn(&mut BTreeMap<String, Numbers>)| {
+        weights_refused(&folder_with(at(name), change), "")
+    };
+    let missing = refused("missing", |all| drop(all.remove("transformer.h.1.ln_2.bias")));
+    let expected = "missing: model.safetensors has no tensor h.1.ln_2.bias, which this run needs";
+    assert!(missing.ends_with(expected), "{missing}");
+    let shape = refused("shape", |all| {
         all.get_mut("transformer.h.0.mlp.c_fc.weight").unwrap().1 = vec![64, 16];
-    }));
-    assert!(
-        shape.ends_with("h.0.mlp.c_fc.weight is F32 [64, 16] there, and F32 [16, 64] in this run"),
-        "{shape}"
-    );
-    let more = weights_refused(&folder_with(at("more"), |all| {
+    });
+    let expected = "h.0.mlp.c_fc.weight is F32 [64, 16] there, and F32 [16, 64] in this run";
+    assert!(shape.ends_with(expected), "{shape}");
+    let more = refused("more", |all| {
         all.insert("score.weight".into(), (Dtype::F32, vec![1], vec![0; 4]));
-    }));
+    });
     assert!(more.ends_with("holds 29 tensors, this run 28: it has no score.weight"), "{more}");
-    let integers = weights_refused(&folder_with(at("whole"), |all| {
+    let integers = refused("whole", |all| {
         let wte = all.get_mut("transformer.wte.weight").unwrap();
         (wte.0, wte.2) = (Dtype::I8, vec![0; 640]);
-    }));
+    });
     assert!(integers.contains("wte.weight is I8 [40, 16] there"), "{integers}");
-    let short = open(&gpt2()).plan(&["model.context=99".into()]).unwrap();
-    let device = espalier_tensor::Device::cpu(1).unwrap();
-    let single = espalier_train::parallel::Ranks::single();
-    let short = open(&gpt2()).params(&short, &device, &single).unwrap_err().to_string();
+    let short = weights_refused(&gpt2(), "model.context=99");
     assert!(short.ends_with("wpe.weight is F32 [16, 16] there, and F32 [99, 16] in this run"), "{short}");
 }
 
 #[test]
 fn a_tokenizer_of_another_size_is_refused() {
-    let folder = tempfile::tempdir().unwrap();
-    let at = folder_with(folder.path().to_owned(), |_| {});
     let vocab: serde_json::Map<_, _> = (0..41).map(|id| (format!("t{id}"), json!(id))).collect();
-    let tokenizer = json!({ "pre_tokenizer": { "type": "ByteLevel" }, "model": { "type": "BPE", "vocab": vocab, "merges": [] } });
-    fs::write(at.join("tokenizer.json"), tokenizer.to_string()).unwrap();
-    let message = refusal(&at);
-    assert!(
-        message.ends_with("its tokenizer has 41 tokens, and the model 40: it is that of another model"),
-        "{message}"
-    );
+    let model = json!({ "type": "BPE", "vocab": vocab, "merges": [] });
+    let tokenizer = json!({ "pre_tokenizer": { "type": "ByteLevel" }, "model": model });
+    for name in ["gpt2", "llama"] {
+        let folder = tempfile::tempdir().unwrap();
+        copy(&oracle().join("hub").join(name), folder.path());
+        fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let message = refusal(folder.path());
+        let expected = "its tokenizer has 41 tokens, and the model 40: it is that of another model";
+        assert!(message.ends_with(expected), "{message}");
+    }
 }
 
 /// Nothing is allocated for what a header only claims.

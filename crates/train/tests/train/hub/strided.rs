@@ -7,6 +7,7 @@ use espalier_train::trained::{EvalResult, EvalWindows};
 use serde_json::Value;
 
 use super::{gpt2, open, oracle};
+use crate::support::settings;
 
 #[test]
 fn the_strided_perplexity_is_that_of_transformers() {
@@ -17,18 +18,18 @@ fn the_strided_perplexity_is_that_of_transformers() {
     let path = folder.path().join("ids.bin");
     fs::write(&path, ids.flat_map(u16::to_le_bytes).collect::<Vec<u8>>()).unwrap();
     let trained = open(&gpt2());
-    let score = |layout: &[&str], stride: Option<usize>| -> EvalResult {
-        let overrides: Vec<_> = layout.iter().map(|&text| text.into()).collect();
+    let score = |layout: &str, stride: Option<usize>| -> EvalResult {
+        let overrides = settings(layout);
         let dataset = trained.eval_dataset(Some(&path), &overrides).unwrap();
         let plan = trained.plan_for(&dataset, &overrides).unwrap();
         let windows = EvalWindows { stride, ..EvalWindows::default() };
         trained.evaluate(plan, dataset, windows, &Device::cpu(2).unwrap(), None).unwrap()
     };
-    let windowed = score(&[], None);
+    let windowed = score("", None);
     assert_eq!(windowed.windowed_perplexity, windowed.perplexity);
     assert_eq!((windowed.strided_perplexity, windowed.stride, windowed.context), (None, None, Some(16)));
     for (stride, theirs) in fixture["strided"].as_object().unwrap() {
-        let ours = score(&[], Some(stride.parse().unwrap()));
+        let ours = score("", Some(stride.parse().unwrap()));
         let off = (ours.loss - theirs["loss"].as_f64().unwrap()).abs();
         assert!(off < 1e-6, "stride {stride}: off by {off}");
         assert_eq!(ours.tokens, theirs["tokens"].as_u64().map(|tokens| tokens as usize), "{stride}");
@@ -39,10 +40,10 @@ fn the_strided_perplexity_is_that_of_transformers() {
         let guide = theirs["guide"].as_f64().unwrap();
         let off = (ours.perplexity.unwrap() / guide - 1.0).abs();
         assert!(stride == "1" || off < 0.03, "{stride}: {guide} and {ours:?}");
-        for layout in [&["parallel.tensor=2"][..], &["parallel.pipeline=2"], &["parallel.data=2"]] {
+        for layout in ["parallel.tensor=2", "parallel.pipeline=2", "parallel.data=2"] {
             let other = score(layout, Some(stride.parse().unwrap()));
-            assert!((other.loss - ours.loss).abs() < 1e-5 && other.tokens == ours.tokens, "{layout:?}");
+            assert!((other.loss - ours.loss).abs() < 1e-5 && other.tokens == ours.tokens, "{layout}");
         }
     }
-    assert_ne!(score(&[], Some(8)).loss, windowed.loss);
+    assert_ne!(score("", Some(8)).loss, windowed.loss);
 }

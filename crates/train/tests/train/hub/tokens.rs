@@ -51,7 +51,7 @@ fn a_tokenizer_in_two_files_is_read_and_handed_on() {
     for name in ["narrow.bin", "wide.bin"] {
         assert_eq!(score(&trained, &at(name)).loss, of_text.loss, "{name}");
     }
-    start_from(&from, &ids(), &at("run"), &[]);
+    start_from(&from, &ids(), &at("run"), "");
     assert!(newest(&at("run")).join("tokenizer.json").is_file());
     let handed_on = open(&at("run"));
     assert_eq!(handed_on.tokenizer().unwrap().encode("the cat").unwrap(), text[..5]);

@@ -4,30 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use espalier_train::hub::{ExportOptions, ExportPrecision};
-use espalier_train::prune::PruneReport;
-use espalier_train::run::Observer;
 
 use super::{AS_IT_IS, folder_with, gpt2, ids, open, started, tensors};
-
-/// What is reported on the way.
-#[derive(Default)]
-struct Notes(Vec<String>);
-
-impl Observer for Notes {
-    fn note(&mut self, text: &str) {
-        self.0.push(text.to_owned());
-    }
-}
-
-/// When something was pruned, what is kept, and of how many.
-#[derive(Default)]
-struct Reports(Vec<(u64, u64, u64)>);
-
-impl Observer for Reports {
-    fn pruned(&mut self, step: u64, report: &PruneReport) {
-        self.0.push((step, report.kept, report.of));
-    }
-}
+use crate::support::{RecordingObserver, assert_predicted, tiny_gpt};
 
 /// The fixture without three of four weights of its layers: 4,608, of 7,040 with the tables of tokens and
 /// positions, which can be pruned too.
@@ -58,19 +37,18 @@ fn zeros_of_a_pruned_folder_can_be_kept() {
     let at = |name: &str| folder.path().join(name);
     let from = pruned(at("from"));
     let all = zeros(&from);
-    let train = |name: &str, settings: &[&str]| {
-        let mut notes = Notes::default();
-        let settings: Vec<_> = settings.iter().map(|&text| text.into()).collect();
-        let summary = started(&from, &ids(), &at(name), &settings, &mut notes).unwrap();
+    let train = |name: &str, settings: &str| {
+        let mut observer = RecordingObserver::default();
+        let summary = started(&from, &ids(), &at(name), settings, &mut observer).unwrap();
         let back = at(&format!("{name}-hf"));
         open(&at(name)).export(&back, &AS_IT_IS).unwrap();
         (
             summary,
             zeros(&back),
-            notes.0.into_iter().filter(|note| note.contains("are zero")).collect::<Vec<_>>(),
+            observer.notes.into_iter().filter(|note| note.contains("are zero")).collect::<Vec<_>>(),
         )
     };
-    let (_, left, notes) = train("lost", &[]);
+    let (_, left, notes) = train("lost", "");
     assert!(left < all / 10, "{left} of {all}");
     assert_eq!(
         notes,
@@ -79,17 +57,17 @@ fn zeros_of_a_pruned_folder_can_be_kept() {
         ]
     );
     for (name, layout) in [
-        ("kept", &[][..]),
-        ("cut", &["parallel.tensor=2"]),
-        ("staged", &["parallel.pipeline=2"]),
-        ("shared", &["parallel.data=2", "parallel.zero=1", "train.batch=2"]),
+        ("kept", ""),
+        ("cut", "parallel.tensor=2"),
+        ("staged", "parallel.pipeline=2"),
+        ("shared", "parallel.data=2 parallel.zero=1 train.batch=2"),
     ] {
-        let (summary, left, notes) = train(name, &[&["train.keep_zeros=true"], layout].concat());
+        let (summary, left, notes) = train(name, &format!("train.keep_zeros=true {layout}"));
         assert_eq!((left, notes.len()), (all, 0), "{name}");
         assert!((summary.sparsity - 4608.0 / 7040.0).abs() < 1e-9, "{name}: {}", summary.sparsity);
     }
     // With nothing to start from there are none.
-    let run = crate::support::tiny_gpt(&["train.keep_zeros=true"]);
+    let run = tiny_gpt("train.keep_zeros=true");
     let error = run.run_observed().0.unwrap_err().to_string();
     assert!(error.starts_with("`train.keep_zeros` has no effect without --from"), "{error}");
 }
@@ -101,46 +79,44 @@ fn what_was_pruned_is_kept_and_has_no_state() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let from = pruned(at("from"));
-    let train = |name: &str, settings: &[&str]| {
-        let mut reports = Reports::default();
-        let common = ["train.steps=3", "optimizer.name=adamw"];
-        let settings: Vec<_> = common.iter().chain(settings).map(|&text| text.into()).collect();
-        let summary = started(&from, &ids().repeat(8), &at(name), &settings, &mut reports).unwrap();
+    let train = |name: &str, settings: &str| {
+        let mut observer = RecordingObserver::default();
+        let settings = format!("train.steps=3 optimizer.name=adamw {settings}");
+        let summary = started(&from, &ids().repeat(8), &at(name), &settings, &mut observer).unwrap();
         let back = at(&format!("{name}-hf"));
         let wide = ExportOptions { dtype: Some(ExportPrecision::F32), ..AS_IT_IS };
         open(&at(name)).export(&back, &wide).unwrap();
         assert_eq!(zeros(&back), zeros(&from), "{name}");
-        (summary, reports.0)
+        (summary, observer.prunings)
     };
     // Candidates are the weights of layers: 6,144, of which 1,536 are left.
-    let (masked, _) = train("masked", &["train.keep_zeros=true"]);
+    let (masked, _) = train("masked", "train.keep_zeros=true");
     let keep = "prune.method=keep";
     let forms = [
-        ("dense", &["prune.state=dense"][..]),
-        ("compressed", &["prune.state=compressed"]),
-        ("weights", &["prune.weights=compressed"]),
+        ("dense", "prune.state=dense"),
+        ("compressed", "prune.state=compressed"),
+        ("weights", "prune.weights=compressed"),
     ];
     for (name, form) in forms {
-        let (summary, reports) = train(name, &[&[keep], form].concat());
+        let (summary, reports) = train(name, &format!("{keep} {form}"));
         assert_eq!(summary.weights_hash, masked.weights_hash, "{name}");
         assert_eq!(reports, [(1, 1536, 6144)], "{name}: once, before the first step");
         assert_eq!((summary.kept, summary.sparsity), (1536, 0.75), "{name}");
         let state = summary.state_bytes_per_parameter;
         assert!(if name == "dense" { state > 16.0 } else { state < 9.0 }, "{name}: {state}");
         // Weights that rest compressed are read under their masks: never all of them dense.
-        let weights = &summary.memory["weights"];
-        assert_eq!(weights.measured.map(|bytes| bytes as u64), weights.predicted, "{name}");
+        assert_predicted(&summary, &["weights"], name);
     }
     for (name, layout) in [
-        ("replicas", &["parallel.data=2", "train.batch=2"][..]),
-        ("zero", &["parallel.data=2", "parallel.zero=1", "train.batch=2"]),
-        ("zero2", &["parallel.data=2", "parallel.zero=2", "train.batch=2", "prune.weights=compressed"]),
-        ("zero3", &["parallel.data=2", "parallel.zero=3", "train.batch=2"]),
-        ("cut", &["parallel.tensor=2", "prune.weights=compressed"]),
-        ("staged", &["parallel.pipeline=2", "train.batch=2", "train.micro_batches=2"]),
-        ("narrow", &["train.precision=bf16"]),
+        ("replicas", "parallel.data=2 train.batch=2"),
+        ("zero", "parallel.data=2 parallel.zero=1 train.batch=2"),
+        ("zero2", "parallel.data=2 parallel.zero=2 train.batch=2 prune.weights=compressed"),
+        ("zero3", "parallel.data=2 parallel.zero=3 train.batch=2"),
+        ("cut", "parallel.tensor=2 prune.weights=compressed"),
+        ("staged", "parallel.pipeline=2 train.batch=2 train.micro_batches=2"),
+        ("narrow", "train.precision=bf16"),
     ] {
-        let (summary, reports) = train(name, &[&[keep], layout].concat());
+        let (summary, reports) = train(name, &format!("{keep} {layout}"));
         assert_eq!((summary.kept, reports), (1536, vec![(1, 1536, 6144)]), "{name}");
     }
     // A run that is resumed has its masks in the checkpoint, and its sparsity in run.toml.
@@ -153,23 +129,22 @@ fn what_was_pruned_is_kept_and_has_no_state() {
 fn zeros_that_are_not_there_cannot_be_kept() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let refused = |from: &Path, settings: &[&str]| {
-        let settings: Vec<_> = settings.iter().map(|&text| text.into()).collect();
-        started(from, &ids(), &at("run"), &settings, &mut ()).unwrap_err().to_string()
+    let refused = |from: &Path, settings: &str| {
+        started(from, &ids(), &at("run"), settings, &mut ()).unwrap_err().to_string()
     };
     let none = "`prune.method` is \"keep\", and none of the prunable weights that the run starts from is zero: it is not pruned";
-    assert_eq!(refused(&gpt2(), &["prune.method=keep"]), none);
-    assert_eq!(refused(&gpt2(), &["prune.method=keep", "prune.sparsity=0.5"]), none);
+    assert_eq!(refused(&gpt2(), "prune.method=keep"), none);
+    assert_eq!(refused(&gpt2(), "prune.method=keep prune.sparsity=0.5"), none);
     let from = pruned(at("from"));
     // All that may be pruned is dense.
-    assert_eq!(refused(&from, &["prune.method=keep", "prune.embeddings=true", "prune.exclude=h."]), none);
-    let other = refused(&from, &["prune.method=keep", "prune.sparsity=0.5"]);
+    assert_eq!(refused(&from, "prune.method=keep prune.embeddings=true prune.exclude=h."), none);
+    let other = refused(&from, "prune.method=keep prune.sparsity=0.5");
     assert_eq!(
         other,
         "`prune.sparsity` is 0.5, and 0.7500 of the prunable weights that the run starts from are zero: leave it out"
     );
     assert!(!at("run").exists(), "nothing is left of a run that cannot start");
-    let run = crate::support::tiny_gpt(&["prune.method=keep", "prune.sparsity=0.5"]);
+    let run = tiny_gpt("prune.method=keep prune.sparsity=0.5");
     let error = run.run_observed().0.unwrap_err().to_string();
     assert!(error.starts_with("`prune.method` has no effect without --from"), "{error}");
 }

@@ -8,6 +8,7 @@ use espalier_train::Result;
 use espalier_train::parallel::{Ranks, on_threads};
 
 use super::*;
+use crate::support::settings;
 
 /// What a rank made of the first micro-batch: its loss, and by parameter the gradient of its shard.
 type Made = (f64, Vec<Vec<f32>>);
@@ -37,8 +38,11 @@ fn made_by(oracle: &Oracle, plan: &Plan, masked: bool, ranks: &Ranks, device: &D
 fn start(oracle: &Oracle, name: &str, masked: bool) -> Vec<f32> {
     let mut values = oracle.tensors[&format!("init/{name}")].clone();
     if let Some(words) = oracle.words.get(&format!("mask/{name}")).filter(|_| masked) {
-        let pruned = |i: usize| words[i / 32] >> (i % 32) & 1 == 0;
-        values.iter_mut().enumerate().filter(|(i, _)| pruned(*i)).for_each(|(_, value)| *value = 0.0);
+        values
+            .iter_mut()
+            .enumerate()
+            .filter(|(i, _)| !is_kept(words, *i))
+            .for_each(|(_, value)| *value = 0.0);
     }
     values
 }
@@ -65,9 +69,8 @@ fn together(id: usize, length: usize, locals: &[LocalModel], tensor: usize, made
     full
 }
 
-fn check(oracle: &Oracle, layout: &[&str]) {
-    let set: Vec<_> = layout.iter().map(|setting| format!("parallel.{setting}").into()).collect();
-    let plan = Plan::new(RunFile::parse(oracle.text, &set).unwrap(), oracle.facts).unwrap();
+fn check(oracle: &Oracle, layout: &str) {
+    let plan = Plan::new(RunFile::parse(oracle.text, &settings(layout)).unwrap(), oracle.facts).unwrap();
     let device = Device::cpu(1).unwrap();
     for case in [F32[0], F32[1]] {
         let network = oracle.network(case);
@@ -77,7 +80,7 @@ fn check(oracle: &Oracle, layout: &[&str]) {
         .unwrap();
         let expected = f64::from(oracle.tensors[&network.what("loss")][0]);
         for (rank, (loss, _)) in made.iter().enumerate() {
-            assert!((loss - expected).abs() < LEAST * expected, "{layout:?}, rank {rank}: {loss}");
+            assert!((loss - expected).abs() < LEAST * expected, "{layout}, rank {rank}: {loss}");
         }
         let tensor = plan.mesh.axis_sizes().tensor;
         let what = network.what("gradient");
@@ -94,19 +97,19 @@ fn check(oracle: &Oracle, layout: &[&str]) {
 
 #[test]
 fn gradients_of_shards_of_layers_are_pytorchs() {
-    for sequence in ["sequence=false", "sequence=true"] {
-        check(&Oracle::gpt(), &["tensor=2", sequence]);
+    for sequence in ["parallel.sequence=false", "parallel.sequence=true"] {
+        check(&Oracle::gpt(), &format!("parallel.tensor=2 {sequence}"));
         // Two heads of keys and values on four ranks.
-        check(&Oracle::llama(), &["tensor=2", sequence]);
-        check(&Oracle::llama(), &["tensor=4", sequence]);
+        check(&Oracle::llama(), &format!("parallel.tensor=2 {sequence}"));
+        check(&Oracle::llama(), &format!("parallel.tensor=4 {sequence}"));
     }
-    check(&Oracle::cnn(), &["tensor=2"]);
-    check(&Oracle::cnn(), &["tensor=3"]);
+    check(&Oracle::cnn(), "parallel.tensor=2");
+    check(&Oracle::cnn(), "parallel.tensor=3");
 }
 
 #[test]
 fn gradients_over_tiles_of_images_are_pytorchs() {
-    for layout in [&["spatial=2"][..], &["spatial=[2,2]"], &["spatial=2", "tensor=2"]] {
+    for layout in ["parallel.spatial=2", "parallel.spatial=[2,2]", "parallel.spatial=2 parallel.tensor=2"] {
         check(&Oracle::cnn(), layout);
     }
 }

@@ -99,16 +99,16 @@ pub fn values_where(values: &[f32], words: &MaskBits) -> Vec<f32> {
 }
 
 /// Twelve averages of an image of 16 x 16, five hidden units with SiLU, ten classes.
-pub fn perceptron(overrides: &[&str]) -> Base {
-    perceptron_with("silu", overrides)
+pub fn perceptron(more: &str) -> Base {
+    perceptron_with("silu", more)
 }
 
 /// The same with another activation.
-pub fn perceptron_with(activation: &str, overrides: &[&str]) -> Base {
+pub fn perceptron_with(activation: &str, more: &str) -> Base {
     let layers = "model.layers=[{type='avg_pool', kernel=8}, {type='flatten'}, {type='linear', output=5}, \
                   {type='ACTIVATION'}, {type='linear', output=10}]";
     let layers = layers.replace("ACTIVATION", activation);
-    tiny_cnn(&[&layers]).with(overrides)
+    tiny_cnn(layers).set(more)
 }
 
 /// The same in f64, by its definition. Parameters are flat: weight, bias, weight, bias.

@@ -26,7 +26,7 @@ fn the_product_with_the_hessian_is_that_of_double_backward() {
     );
     let run_file =
         "[model]\nname = \"custom\"\n[data]\nkind = \"idx\"\nvalidation = 0.0\n[prune]\nmethod = \"grasp\"";
-    let base = base(run_file, &[&layers]).set(format!("data.path='{}'", folder.path().display()));
+    let base = base(run_file).set(layers).set(format!("data.path='{}'", folder.path().display()));
     let mut bench = Bench::new(&base.set(format!("train.batch={}", count[0])));
     for id in bench.candidates.clone() {
         let name = bench.params.name(id).to_owned();

@@ -23,16 +23,15 @@ fn masks(base: &Base, ranks: usize, steps: usize) -> (Vec<Vec<u32>>, f64) {
 
 #[test]
 fn scores_of_all_ranks_are_those_of_one() {
-    let gpt =
-        tiny_gpt(&["train.batch=24", "model.dropout=0.2", "optimizer.name=sgd", "learning_rate.peak=0.1"]);
-    let cnn = tiny_cnn(&["train.batch=24", "model.layers.1.type=relu"]);
+    let gpt = tiny_gpt("train.batch=24 model.dropout=0.2 optimizer.name=sgd learning_rate.peak=0.1");
+    let cnn = tiny_cnn("train.batch=24 model.layers.1.type=relu");
     for (kind, base) in [("gpt", gpt), ("cnn", cnn)] {
         let base = base.set("prune.sparsity=0.7");
         for (method, base, steps) in [
-            ("snip", base.set("prune.method=snip").set("prune.samples=37"), 1),
-            ("few", base.set("prune.method=snip").set("prune.samples=5"), 1),
-            ("grasp", base.set("prune.method=grasp").set("prune.samples=30"), 1),
-            ("rigl", base.set("prune.method=rigl").set("prune.every=1"), 4),
+            ("snip", base.set("prune.method=snip prune.samples=37"), 1),
+            ("few", base.set("prune.method=snip prune.samples=5"), 1),
+            ("grasp", base.set("prune.method=grasp prune.samples=30"), 1),
+            ("rigl", base.set("prune.method=rigl prune.every=1"), 4),
         ] {
             let (one, loss) = masks(&base, 1, steps);
             let all: usize = one.iter().map(|words| words.len() * 32).sum();
@@ -67,22 +66,22 @@ fn scores_of_all_ranks_are_those_of_one() {
 /// and not.
 #[test]
 fn scores_behind_batch_norms_are_those_of_one_rank() {
-    let cnn = tiny_cnn(&["train.batch=24", "model.layers.2.type=gelu", "prune.sparsity=0.7"]);
-    let synchronised = ["parallel.batch_norm=synchronised"];
+    let cnn = tiny_cnn("train.batch=24 model.layers.2.type=gelu prune.sparsity=0.7");
+    let synchronised = "parallel.batch_norm=synchronised";
     for (what, fields, more) in [
-        ("snip", vec!["prune.method=snip", "prune.samples=37"], &[][..]),
-        ("snip, few", vec!["prune.method=snip", "prune.samples=27"], &[]),
-        ("snip, eleven", vec!["prune.method=snip", "prune.samples=37", "prune.score_batch=11"], &[]),
-        ("snip, ghosts", vec!["prune.method=snip", "prune.samples=37", "train.batch_norm_group=3"], &[]),
-        ("grasp", vec!["prune.method=grasp", "prune.samples=30"], &[]),
-        ("snip, synchronised", vec!["prune.method=snip", "prune.samples=37"], &synchronised),
-        ("rigl", vec!["prune.method=rigl", "prune.every=1", "learning_rate.peak=0.001"], &synchronised),
+        ("snip", "prune.method=snip prune.samples=37", ""),
+        ("snip, few", "prune.method=snip prune.samples=27", ""),
+        ("snip, eleven", "prune.method=snip prune.samples=37 prune.score_batch=11", ""),
+        ("snip, ghosts", "prune.method=snip prune.samples=37 train.batch_norm_group=3", ""),
+        ("grasp", "prune.method=grasp prune.samples=30", ""),
+        ("snip, synchronised", "prune.method=snip prune.samples=37", synchronised),
+        ("rigl", "prune.method=rigl prune.every=1 learning_rate.peak=0.001", synchronised),
     ] {
         let steps = if what == "rigl" { 3 } else { 1 };
-        let base = cnn.with(fields);
+        let base = cnn.set(fields);
         let (one, _) = masks(&base, 1, steps);
         let kept: usize = one.iter().map(|words| count(words)).sum();
-        let many = base.with(more);
+        let many = base.set(more);
         for ranks in [2, 4, 8] {
             let (many, _) = masks(&many, ranks, steps);
             let apart: usize = one.iter().zip(&many).map(|(a, b)| differing(a, b)).sum();
@@ -104,7 +103,7 @@ fn masks_within(
 ) -> (BTreeMap<ParameterId, Vec<u32>>, usize) {
     let mut base = base.set(format!("parallel.data={data}"));
     if stages > 1 {
-        base = base.set(format!("parallel.pipeline={stages}")).set("train.micro_batches=2");
+        base = base.set(format!("parallel.pipeline={stages} train.micro_batches=2"));
     }
     let plan = planned(&base);
     let all = on_every_rank(&base, |mut trainer| {
@@ -122,7 +121,7 @@ fn masks_within(
 /// Stages with less in a pass than others, and a table on both ends, come through every pass, to the masks of one.
 #[test]
 fn ranks_that_score_some_weights_at_a_time_choose_the_same_masks() {
-    let base = tiny_gpt(&["prune.embeddings=true", "prune.sparsity=0.7", "prune.samples=10"]);
+    let base = tiny_gpt("prune.embeddings=true prune.sparsity=0.7 prune.samples=10");
     for method in ["snip", "grasp"] {
         let base = base.set(format!("prune.method={method}"));
         for (data, stages) in [(1, 1), (2, 1), (1, 2), (2, 2)] {

@@ -20,7 +20,7 @@ use crate::support::{refused, tiny_cnn, tiny_gpt};
 #[test]
 fn snip_keeps_the_largest_products_of_weight_and_gradient() {
     // 20 samples in micro-batches of 8, 8 and 4: each sample weighs the same.
-    let mut bench = Bench::new(&perceptron(&["prune.method=snip"]));
+    let mut bench = Bench::new(&perceptron("prune.method=snip"));
     let (parameters, candidates) = bench.flat();
     assert_eq!(candidates.len(), 110);
     let picks = bench.context.order.indices(0, 20);
@@ -40,7 +40,7 @@ fn snip_keeps_the_largest_products_of_weight_and_gradient() {
 /// By hand: of each output the weights whose products with the norms of their inputs are largest.
 #[test]
 fn wanda_keeps_of_each_output_the_largest_products_of_weight_and_input() {
-    let mut bench = Bench::new(&perceptron(&["prune.method=wanda"]));
+    let mut bench = Bench::new(&perceptron("prune.method=wanda"));
     let (parameters, candidates) = bench.flat();
     let picks = bench.context.order.indices(0, 20);
     let norms = Reference::new(&bench.context.dataset, &picks, 1.0).input_norms(&parameters);
@@ -56,7 +56,7 @@ fn wanda_keeps_of_each_output_the_largest_products_of_weight_and_input() {
         }
     }
     assert!(weights.next().is_none());
-    let refused = refused(&tiny_cnn(&["prune.method=wanda"]));
+    let refused = refused(&tiny_cnn("prune.method=wanda"));
     assert!(refused.contains("is not the weight of one: exclude it with `prune.exclude`"), "{refused}");
 }
 
@@ -64,7 +64,7 @@ fn wanda_keeps_of_each_output_the_largest_products_of_weight_and_input() {
 fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
     for (precision, activation) in [("f32", "silu"), ("bf16", "silu"), ("f32", "relu"), ("bf16", "relu")] {
         for temperature in [1.0, 200.0] {
-            let base = perceptron_with(activation, &["prune.method=grasp"]);
+            let base = perceptron_with(activation, "prune.method=grasp");
             let base = base.set(format!("train.precision={precision}"));
             let mut bench = Bench::new(&base);
             let (parameters, candidates) = bench.flat();
@@ -111,7 +111,7 @@ fn grasp_multiplies_by_the_hessian_and_removes_the_highest_scores() {
 /// u (H v) = v (H u), for any two directions, through convolutions, batch norm, ReLU, max pool and a residual.
 #[test]
 fn the_hessian_of_a_network_with_kinks_is_symmetric() {
-    let mut bench = Bench::new(&tiny_cnn(&["prune.method=grasp"]));
+    let mut bench = Bench::new(&tiny_cnn("prune.method=grasp"));
     let picks = bench.context.order.indices(0, 12);
     let network = bench.network(0);
     let scored = ScoringSamples::new(&picks, 8, network.context);
@@ -147,7 +147,7 @@ fn a_plain_set_is_balanced_and_text_has_plain_samples() {
         labels.filter(|label| *label == Some(class)).count()
     };
     let grasp = |samples| Grasp { sparsity: 0.9, samples, temperature: 200.0, score: FlowScore::Signed };
-    let mut bench = Bench::new(&perceptron(&["prune.method=grasp"]));
+    let mut bench = Bench::new(&perceptron("prune.method=grasp"));
     let picks = grasp(0).chosen(&bench.network(0));
     assert!((0..10).all(|class| label(&bench, &picks, class) == 10), "ten of each class");
     let picks = grasp(13).chosen(&bench.network(0));
@@ -155,7 +155,7 @@ fn a_plain_set_is_balanced_and_text_has_plain_samples() {
     assert_eq!(counts, [2, 2, 2, 1, 1, 1, 1, 1, 1, 1]);
     let picks = grasp(100_000).chosen(&bench.network(0));
     assert_eq!(picks.len(), bench.context.dataset.len(DataSplit::Train), "all there are");
-    let mut text = Bench::new(&tiny_gpt(&["prune.method=grasp"]));
+    let mut text = Bench::new(&tiny_gpt("prune.method=grasp"));
     assert_eq!(grasp(0).chosen(&text.network(0)), text.context.order.indices(0, 10));
     assert_eq!(grasp(7).chosen(&text.network(0)), text.context.order.indices(0, 7));
 }
@@ -163,7 +163,7 @@ fn a_plain_set_is_balanced_and_text_has_plain_samples() {
 #[test]
 fn scoring_changes_nothing_of_the_model() {
     for precision in ["f32", "bf16"] {
-        let base = tiny_cnn(&["prune.method=snip"]).set(format!("train.precision={precision}"));
+        let base = tiny_cnn(format!("prune.method=snip train.precision={precision}"));
         let mut bench = Bench::new(&base);
         let before = bench.params.hash().unwrap();
         bench.choose_masks(&mut Snip { sparsity: 0.5, samples: 20 }, 0);
@@ -181,11 +181,11 @@ fn scoring_changes_nothing_of_the_model() {
 fn masks_do_not_depend_on_how_much_is_scored_at_a_time() {
     let forms = [("snip", "f32"), ("grasp", "bf16"), ("snip", "bf16"), ("grasp", "f32")];
     for (number, (method, precision)) in forms.into_iter().enumerate() {
-        let models = [tiny_gpt(&["prune.embeddings=true"]), tiny_cnn(&[])];
+        let models = [tiny_gpt("prune.embeddings=true"), tiny_cnn("")];
         // In the short form each method and each precision has both models, though not with each other.
         let models = if espalier_testing::long() { &models[..] } else { &models[number / 2..][..1] };
         for base in models {
-            let base = base.set(format!("prune.method={method}")).set(format!("train.precision={precision}"));
+            let base = base.set(format!("prune.method={method} train.precision={precision}"));
             let chosen = |memory: Option<u64>| {
                 let mut bench = Bench::new(&base);
                 let scoring = bench.context.plan.scoring(memory).unwrap().unwrap();
@@ -222,7 +222,7 @@ fn moves() -> DropAndGrow {
 #[test]
 fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
     for micro_batches in ["train.micro_batches=1", "train.micro_batches=4"] {
-        let mut bench = Bench::new(&perceptron(&["prune.method=rigl", "prune.sparsity=0.8", micro_batches]));
+        let mut bench = Bench::new(&perceptron("prune.method=rigl prune.sparsity=0.8").set(micro_batches));
         let mut rigl = Rigl(moves());
         let start = bench.choose_masks(&mut rigl, 0);
         // Uniform: a fifth of 60 and of 50.
@@ -256,7 +256,7 @@ fn rigl_drops_the_smallest_and_grows_where_the_gradient_is_largest() {
 /// Where the gradient is largest at what was just dropped, it stays, with its value.
 #[test]
 fn what_was_just_dropped_may_grow_again() {
-    let mut bench = Bench::new(&perceptron(&["prune.method=set", "prune.sparsity=0.8"]));
+    let mut bench = Bench::new(&perceptron("prune.method=set prune.sparsity=0.8"));
     let mut set = Set(moves());
     let start = bench.choose_masks(&mut set, 0);
     bench.apply(start);
@@ -279,8 +279,8 @@ fn what_was_just_dropped_may_grow_again() {
 
 #[test]
 fn layers_keep_what_the_distribution_says() {
-    let kept = |settings: &[&str]| {
-        let base = perceptron(&["prune.sparsity=0.8"]).with(settings);
+    let kept = |settings: &str| {
+        let base = perceptron("prune.sparsity=0.8").set(settings);
         let mut bench = Bench::new(&base);
         let mut method = pruner(&bench.context.plan, 100).unwrap().unwrap();
         let draw = bench.choose_masks(&mut *method, 0);
@@ -288,17 +288,17 @@ fn layers_keep_what_the_distribution_says() {
     };
     // 17 / 60 and 15 / 50 of 60 and of 50: 22 in proportion 17 : 15.
     let erk = "prune.distribution=erdos-renyi-kernel";
-    assert_eq!(kept(&["prune.method=rigl", erk]), [12, 10]);
-    assert_eq!(kept(&["prune.method=set", "prune.dense_first=true"]), [60, 10]);
+    assert_eq!(kept(&format!("prune.method=rigl {erk}")), [12, 10]);
+    assert_eq!(kept("prune.method=set prune.dense_first=true"), [60, 10]);
     let narrow = "model.layers=[{type='avg_pool', kernel=2}, {type='flatten'}, {type='linear', output=20}, {type='linear', output=10}]";
     // 192 x 20 and 20 x 10: 404 in proportion 212 : 30.
-    assert_eq!(kept(&["prune.method=rigl", "prune.sparsity=0.9", narrow, erk]), [354, 50]);
+    assert_eq!(kept(&format!("prune.method=rigl prune.sparsity=0.9 {erk} {narrow}")), [354, 50]);
 }
 
 #[test]
 fn set_drops_the_smallest_and_grows_anywhere_by_seed_and_step() {
     let chosen = |step: u64, seed: &str| {
-        let mut bench = Bench::new(&perceptron(&["prune.method=set", "prune.sparsity=0.8", seed]));
+        let mut bench = Bench::new(&perceptron("prune.method=set prune.sparsity=0.8").set(seed));
         let mut set = Set(moves());
         let start = bench.choose_masks(&mut set, 0);
         bench.apply(start);
@@ -323,7 +323,7 @@ fn set_drops_the_smallest_and_grows_anywhere_by_seed_and_step() {
 /// A tied table's gradient comes from the embedding and from the head: growth follows their sum.
 #[test]
 fn rigl_adds_up_the_parts_of_a_tied_gradient() {
-    let base = tiny_gpt(&["prune.method=rigl", "prune.embeddings=true"]);
+    let base = tiny_gpt("prune.method=rigl prune.embeddings=true");
     let mut bench = Bench::new(&base);
     let mut rigl = Rigl(moves());
     let start = bench.choose_masks(&mut rigl, 0);
@@ -347,7 +347,7 @@ fn rigl_adds_up_the_parts_of_a_tied_gradient() {
 /// Where nearly all positions are kept, most of what is dropped grows again, and the count stays.
 #[test]
 fn a_nearly_dense_network_keeps_its_count() {
-    let mut bench = Bench::new(&perceptron(&["prune.method=set", "prune.sparsity=0.05"]));
+    let mut bench = Bench::new(&perceptron("prune.method=set prune.sparsity=0.05"));
     let mut set = Set(moves());
     let start = bench.choose_masks(&mut set, 0);
     bench.apply(start);
@@ -364,9 +364,8 @@ fn a_nearly_dense_network_keeps_its_count() {
 #[test]
 fn rigl_holds_no_dense_gradient_of_the_model() {
     let peak = |method: &str| {
-        let base = tiny_gpt(&["model.layers=8", "model.width=64", "train.steps=20", "prune.sparsity=0.9"])
-            .set(format!("prune.method={method}"))
-            .set("prune.every=2");
+        let base = tiny_gpt("model.layers=8 model.width=64 train.steps=20 prune.sparsity=0.9")
+            .set(format!("prune.method={method} prune.every=2"));
         let mut trainer = base.trainer(1);
         let moved = (0..4).filter(|_| trainer.step().unwrap().pruned.is_some()).count();
         assert_eq!(moved, 2);

@@ -103,7 +103,7 @@ fn compare(base: &Base, steps: &[u64], method: impl Fn() -> Box<dyn Pruner> + Sy
 
 #[test]
 fn a_sharded_model_is_pruned_as_a_full_one() {
-    let base = tiny_gpt(&["prune.method=magnitude", "prune.sparsity=0.7"]);
+    let base = tiny_gpt("prune.method=magnitude prune.sparsity=0.7");
     let (sparsity, at) = (0.7, 0);
     for scope in [Scope::Layer, Scope::Row, Scope::Global] {
         compare(&base, &[0], || Box::new(Magnitude { sparsity, scope, at }));
@@ -117,6 +117,6 @@ fn a_sharded_model_is_pruned_as_a_full_one() {
         distribution: Distribution::Uniform,
         dense_first: false,
     };
-    let base = tiny_gpt(&["prune.method=set", "prune.sparsity=0.7"]);
+    let base = tiny_gpt("prune.method=set prune.sparsity=0.7");
     compare(&base, &[0, 10, 20], || Box::new(Set(DropAndGrow::new(moving))));
 }

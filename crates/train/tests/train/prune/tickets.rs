@@ -37,12 +37,7 @@ fn peak_at(bench: &mut Bench, from: usize) {
 #[test]
 fn a_ticket_is_drawn_when_the_newest_mask_is_near_all_others() {
     // 11 of 110 weights are kept: moving k of them changes 2 k positions, which is k / 11 of them.
-    let base = perceptron(&[
-        "prune.method=early-bird",
-        "prune.scope=global",
-        "prune.window=3",
-        "prune.tolerance=0.2",
-    ]);
+    let base = perceptron("prune.method=early-bird prune.scope=global prune.window=3 prune.tolerance=0.2");
     let mut bench = Bench::new(&base);
     let mut early = method(&bench, 100);
     peak_at(&mut bench, 0);
@@ -81,7 +76,7 @@ fn a_ticket_is_drawn_when_the_newest_mask_is_near_all_others() {
 #[test]
 fn random_masks_do_not_settle_at_a_high_sparsity() {
     for scope in ["prune.scope=layer", "prune.scope=global"] {
-        let base = tiny_gpt(&["prune.method=early-bird", "prune.sparsity=0.95", "prune.every=1", scope]);
+        let base = tiny_gpt("prune.method=early-bird prune.sparsity=0.95 prune.every=1").set(scope);
         let mut bench = Bench::new(&base);
         let mut early = method(&bench, 100);
         for step in 1..12 {
@@ -103,7 +98,7 @@ fn random_masks_do_not_settle_at_a_high_sparsity() {
 #[test]
 fn what_never_settles_is_pruned_at_the_latest() {
     for (latest, step) in [("prune.latest=0", 50), ("prune.latest=37", 37)] {
-        let base = perceptron(&["prune.method=early-bird", "prune.every=5", latest]);
+        let base = perceptron("prune.method=early-bird prune.every=5").set(latest);
         let mut bench = Bench::new(&base);
         let mut early = method(&bench, 100);
         for now in 1..step {
@@ -121,9 +116,9 @@ const NORMED: &str = "model.layers=[{type='conv', output=4, kernel=3, padding=1,
      {type='conv', output=6, kernel=1}, {type='batch_norm'}, {type='relu'}, {type='conv', output=5, kernel=1}, \
      {type='global_avg_pool'}, {type='linear', output=10}]";
 
-fn normed(overrides: &[&str]) -> Base {
-    let base = tiny_cnn(&[NORMED, "prune.method=early-bird", "prune.form=channels", "prune.sparsity=0.3"]);
-    base.with(overrides)
+fn normed(more: &str) -> Base {
+    let base = tiny_cnn(NORMED).set("prune.method=early-bird prune.form=channels prune.sparsity=0.3");
+    base.set(more)
 }
 
 /// The names of the parameters of `normed`, in order: conv, norm, norm, conv, bias, norm, norm, ...
@@ -133,7 +128,7 @@ fn names(bench: &Bench) -> Vec<String> {
 
 #[test]
 fn channels_go_with_all_that_makes_them() {
-    let mut bench = Bench::new(&normed(&["prune.latest=1"]));
+    let mut bench = Bench::new(&normed("prune.latest=1"));
     let names = names(&bench);
     let (first, second) = (ParameterId(1), ParameterId(5));
     assert_eq!((bench.params.param(first).len(), bench.params.param(second).len()), (4, 6), "{names:?}");
@@ -176,8 +171,7 @@ fn streamed(stream: usize, last: usize) -> Base {
          {{type='max_pool', kernel=4}}, {{type='conv', output={last}, kernel=1}}, {{type='batch_norm'}}, {{type='relu'}}, \
          {{type='flatten'}}, {{type='linear', output=10}}]"
     );
-    tiny_cnn(&["prune.method=early-bird", "prune.form=channels", "prune.sparsity=0.385", "prune.latest=1"])
-        .set(layers)
+    tiny_cnn("prune.method=early-bird prune.form=channels prune.sparsity=0.385 prune.latest=1").set(layers)
 }
 
 /// A network with pruned channels is one that never had them: what is left of its weights fits the smaller
@@ -260,7 +254,7 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
 #[test]
 fn scales_are_pulled_until_the_ticket_and_then_no_more() {
     let steps = |l1: &str, count: usize| {
-        let base = normed(&["optimizer.name=sgd", "learning_rate.peak=0.5", "prune.latest=1", l1]);
+        let base = normed("optimizer.name=sgd learning_rate.peak=0.5 prune.latest=1").set(l1);
         let mut trainer = base.trainer(1);
         (0..count).for_each(|_| drop(trainer.step().unwrap()));
         trainer.params().ids().map(|id| trainer.params().param(id).weight().to_f32()).collect::<Vec<_>>()
@@ -274,7 +268,7 @@ fn scales_are_pulled_until_the_ticket_and_then_no_more() {
         }
     }
     // After the ticket, before the second step, the gradient alone moves a scale of 0.95.
-    let base = normed(&["optimizer.name=sgd", "learning_rate.peak=0.5", "prune.latest=1", "prune.l1=0.1"]);
+    let base = normed("optimizer.name=sgd learning_rate.peak=0.5 prune.latest=1 prune.l1=0.1");
     let early = method(&Bench::new(&base), 100);
     let Some(Penalty::L1 { ids, strength }) = early.penalty() else { panic!("a penalty of scales") };
     assert_eq!((ids, strength), (vec![ParameterId(1), ParameterId(5)], 0.1));
@@ -286,7 +280,7 @@ fn scales_are_pulled_until_the_ticket_and_then_no_more() {
 
 #[test]
 fn distances_and_the_step_of_the_ticket_are_written_down() {
-    let base = tiny_gpt(&["prune.method=early-bird", "prune.every=1", "prune.window=3", "train.steps=12"])
+    let base = tiny_gpt("prune.method=early-bird prune.every=1 prune.window=3 train.steps=12")
         .set("prune.tolerance=0.99");
     let folder = tempfile::tempdir().unwrap();
     base.run_in(folder.path());
@@ -318,7 +312,7 @@ fn all_values(weights: &ParamStore) -> Vec<(String, Vec<f32>)> {
 #[test]
 fn a_round_prunes_what_was_trained_and_goes_back_to_the_start() {
     // One threshold for the convolutions, which lose half, and one for the head, which loses a quarter.
-    let base = tiny_cnn(&["prune.method=lottery", "prune.rate=0.5", "prune.sparsity=0.7", "train.steps=100"]);
+    let base = tiny_cnn("prune.method=lottery prune.rate=0.5 prune.sparsity=0.7 train.steps=100");
     let mut bench = Bench::new(&base);
     let first = all_values(&bench.params);
     let mut lottery = method(&bench, 100);
@@ -371,9 +365,9 @@ fn a_round_prunes_what_was_trained_and_goes_back_to_the_start() {
 fn rewinding_goes_back_to_an_early_step() {
     for precision in ["f32", "bf16"] {
         // One of its biases has five numbers, which in bf16 are no whole number of words.
-        let base = tiny_cnn(&[NORMED, "prune.method=lottery", "prune.rewind=3", "prune.sparsity=0.2"])
-            .set(format!("train.precision={precision}"))
-            .set("train.steps=21");
+        let base = tiny_cnn(NORMED)
+            .set("prune.method=lottery prune.rewind=3 prune.sparsity=0.2")
+            .set(format!("train.precision={precision} train.steps=21"));
         let mut trainer = base.trainer(1);
         let mut bench = Bench::new(&base);
         let mut lottery = method(&bench, 21);
@@ -406,7 +400,7 @@ fn rewinding_goes_back_to_an_early_step() {
 
 #[test]
 fn a_lottery_that_did_not_start_from_its_seed_remembers_its_start() {
-    let mut bench = Bench::new(&tiny_cnn(&["prune.method=lottery", "prune.sparsity=0.2"]));
+    let mut bench = Bench::new(&tiny_cnn("prune.method=lottery prune.sparsity=0.2"));
     disturb(&mut bench);
     let start = all_values(&bench.params);
     let mut lottery = method(&bench, 100);
@@ -420,9 +414,8 @@ fn a_lottery_that_did_not_start_from_its_seed_remembers_its_start() {
 
 #[test]
 fn every_round_starts_with_fresh_state_and_a_full_schedule() {
-    let base =
-        tiny_gpt(&["prune.method=lottery", "prune.sparsity=0.3", "train.steps=9", "optimizer.name=adam"])
-            .set("learning_rate.decay_steps=0");
+    let base = tiny_gpt("prune.method=lottery prune.sparsity=0.3 train.steps=9 optimizer.name=adam")
+        .set("learning_rate.decay_steps=0");
     let mut trainer = base.trainer(1);
     let mut rates = Vec::new();
     for step in 0..9 {
