@@ -407,9 +407,9 @@ mod tests {
         for bad in [0, 1] {
             let failures = ranks(3, |rank, control| {
                 if rank == bad {
-                    for stream in &control.streams {
-                        stream.lock().unwrap().shutdown(Shutdown::Both).unwrap();
-                    }
+                    // All at once, as of a process that is killed: between two it would tell of the first.
+                    let streams: Vec<_> = control.streams.iter().map(|it| it.lock().unwrap()).collect();
+                    streams.iter().for_each(|stream| stream.shutdown(Shutdown::Both).unwrap());
                 }
                 let failed = first_failure(&control);
                 (rank != bad).then_some((failed.rank, failed.how))
