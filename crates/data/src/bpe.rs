@@ -147,6 +147,17 @@ impl Bpe {
         self.token_bytes.get(id as usize).map_or(&[], |token_bytes| token_bytes)
     }
 
+    /// What stands before a single input.
+    pub(crate) fn input_start(&self) -> Vec<u32> {
+        self.around[0].clone()
+    }
+
+    /// The ids of a text with what stands before and behind a single input.
+    pub(crate) fn encode_input(&self, text: &str) -> Result<Vec<u32>, Error> {
+        let [before, behind] = &self.around;
+        Ok([before, &self.encode(text)?, behind].into_iter().flatten().copied().collect())
+    }
+
     /// The ids of a text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, Error> {
         let mut ids = Vec::new();

@@ -136,7 +136,7 @@ impl Tokenizer {
     pub(crate) fn input_start(&self) -> Vec<u32> {
         match self {
             Tokenizer::Bytes | Tokenizer::Arithmetic => Vec::new(),
-            Tokenizer::Bpe(bpe) => bpe.around[0].clone(),
+            Tokenizer::Bpe(bpe) => bpe.input_start(),
             Tokenizer::Any(any) => any.input_start(),
         }
     }
@@ -165,10 +165,7 @@ impl Tokenizer {
     /// behind it, such as `<s>`.
     pub fn encode_input(&self, text: &str) -> Result<Vec<u32>, Error> {
         match self {
-            Tokenizer::Bpe(bpe) => {
-                let [before, behind] = &bpe.around;
-                Ok([before, &bpe.encode(text)?, behind].into_iter().flatten().copied().collect())
-            }
+            Tokenizer::Bpe(bpe) => bpe.encode_input(text),
             Tokenizer::Any(any) => any.encode_input(text),
             Tokenizer::Bytes | Tokenizer::Arithmetic => self.encode(text),
         }
@@ -203,7 +200,7 @@ impl Tokenizer {
                 ids.iter().filter_map(|&id| arithmetic::ALPHABET.get(id as usize)).copied().collect()
             }
             Tokenizer::Bpe(bpe) => ids.iter().flat_map(|&id| bpe.token_bytes(id)).copied().collect(),
-            Tokenizer::Any(any) => ids.iter().flat_map(|&id| any.token_bytes(id)).collect(),
+            Tokenizer::Any(any) => ids.iter().flat_map(|&id| any.token_bytes(id).to_vec()).collect(),
         }
     }
 }

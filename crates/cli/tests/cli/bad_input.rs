@@ -110,11 +110,11 @@ fn runs_that_no_machine_can_hold() {
     refused_setting("data.count=1000000000000", &["data.arithmetic", "data.count"]);
     let folder = TestDir::new();
     let ranks = "--ranks 16777216 --set train.batch=16777216 --set model.width=1024";
-    refused(&folder, TINY, &ranks, &["this machine"]);
+    refused(&folder, TINY, ranks, &["this machine"]);
     let images = "[model]\nname = \"simple-cnn\"\n[data]\nkind = \"shapes\"\nsize = 4096\ncount = 2000000\n";
     refused(&folder, images, "", &["data.shapes", "data.count"]);
     let largest = "--set data.count=281474976710656";
-    refused(&folder, images, &largest, &["data.shapes", "data.count"]);
+    refused(&folder, images, largest, &["data.shapes", "data.count"]);
 }
 
 /// Even one that insists ends with a sentence, where memory is refused instead of promised.
@@ -122,7 +122,7 @@ fn runs_that_no_machine_can_hold() {
 fn memory_that_is_refused_is_an_error() {
     let folder = TestDir::new();
     let insists = "--set device.check_memory=false --set model.width=16777216 --set model.vocab=16777216";
-    ended(train_in(&folder, TINY, &insists), 3, &["out of memory"]);
+    ended(train_in(&folder, TINY, insists), 3, &["out of memory"]);
 }
 
 /// Asked what a run needs, a machine that does not have it says so and answers.
@@ -293,7 +293,7 @@ fn tokens_that_share_an_id() {
     refused(&folder, run_file, "", &["tokenizer.json", "\"b\" and \"c\"", "same id, 1"]);
     fs::write(folder.join("tokenizer.json"), tokenizer.replace("\"c\": 1", "\"c\": 2")).unwrap();
     let steps = "--set train.steps=1 --set train.batch=1 --set model.layers=1";
-    let output = train_in(&folder, run_file, &steps);
+    let output = train_in(&folder, run_file, steps);
     assert!(output.status.success(), "one that is in the vocabulary may be added: {}", stderr(&output));
 }
 
@@ -317,7 +317,7 @@ fn one_stage_of_a_file_that_names_a_schedule() {
     assert!(stderr(&output).contains(note), "{}", stderr(&output));
     let other = TestDir::new();
     let both = "--set parallel.pipeline=1 --set parallel.schedule=zb-h1";
-    refused(&other, &stages, &both, &["parallel.schedule", "no effect"]);
+    refused(&other, &stages, both, &["parallel.schedule", "no effect"]);
 }
 
 #[test]

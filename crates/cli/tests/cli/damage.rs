@@ -141,7 +141,7 @@ fn a_full_disk_is_no_end_before_the_end() {
 fn a_checkpoint_that_cannot_be_removed_costs_room_and_nothing_else() {
     let at = &TestDir::new();
     let settings = "--out run --set checkpoint.every=1 --set checkpoint.keep=1";
-    succeeded(train_in(at, TINY, &settings));
+    succeeded(train_in(at, TINY, settings));
     let deep = at.join("run/checkpoints/step-000004").join("d/".repeat(200));
     fs::create_dir_all(deep).unwrap();
     // And what an earlier run could not remove either.

@@ -1,8 +1,8 @@
 //! `espalier doctor`: its JSON and its table.
 
-use std::process::Command;
+use std::path::Path;
 
-use crate::{doctor, stderr, stdout};
+use crate::{assert_contains, doctor, espalier, espalier_command, json, stderr, stdout, succeeded};
 
 #[test]
 fn doctor_says_what_it_found() {
@@ -41,10 +41,9 @@ fn doctor_says_what_it_found() {
 #[test]
 fn cudnn_that_is_not_used_is_explained() {
     let why = |variable: &str, value: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-        let output = command.args(["doctor", "--json"]).env(variable, value).output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let mut command = espalier_command(Path::new("."), "doctor --json");
+        let output = succeeded(command.env(variable, value).output().unwrap());
+        let found = json(&output.stdout);
         let cudnn = &found["cuda"]["cudnn"];
         assert_eq!(cudnn["found"], false, "{cudnn}");
         let why = cudnn["why"].as_str().unwrap().to_owned();
@@ -60,11 +59,10 @@ fn cudnn_that_is_not_used_is_explained() {
 
 #[test]
 fn the_table_fits_where_it_is_read() {
-    let output = Command::new(env!("CARGO_BIN_EXE_espalier")).arg("doctor").output().unwrap();
-    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let output = succeeded(espalier(Path::new("."), "doctor"));
+    assert!(output.stderr.is_empty(), "{output:?}");
     let wide = stdout(&output).lines().map(|line| line.chars().count()).max();
     assert!(wide <= Some(80), "{}", stdout(&output));
-    for word in ["espalier", "cores", "CUDA driver", "NVRTC", "cuBLASLt", "cuDNN", "disk"] {
-        assert!(stdout(&output).contains(word), "`{word}`: {}", stdout(&output));
-    }
+    let words = ["espalier", "cores", "CUDA driver", "NVRTC", "cuBLASLt", "cuDNN", "disk"];
+    assert_contains(&stdout(&output), &words);
 }

@@ -23,7 +23,7 @@ fn generate(folder: &Path, arguments: &str) -> Output {
 fn a_model_generates_text_after_a_prompt() {
     let folder = TestDir::trained();
     let asked = "run 12+ --tokens 9 --seed 3";
-    let output = succeeded(generate(&folder, &asked));
+    let output = succeeded(generate(&folder, asked));
     let text = String::from_utf8(output.stdout.clone()).unwrap();
     let report = json(&generate(&folder, &format!("{asked} --json")).stdout);
     // The prompt, what was written, and a line's end; a program gets what was written alone.
@@ -45,7 +45,7 @@ fn a_model_generates_text_after_a_prompt() {
     // Several: the first is the one of the seed, the second that of the next.
     let several = json(&generate(&folder, &format!("{asked} -n 2 --json")).stdout);
     let next = "run 12+ --max-new-tokens 9 --seed 4 --json";
-    let next = json(&generate(&folder, &next).stdout);
+    let next = json(&generate(&folder, next).stdout);
     assert_eq!(
         (&several["tokens"], &several["samples"][0]["tokens"]),
         (&report["tokens"], &report["tokens"])
@@ -53,7 +53,7 @@ fn a_model_generates_text_after_a_prompt() {
     assert_eq!(several["samples"][1]["tokens"], next["tokens"]);
     compare("espalier generate --json", &[report, several]);
     let short = "run 12+ --max-new-tokens 2 --device cpu --dtype bf16 --json";
-    assert_eq!(json(&generate(&folder, &short).stdout)["format"], "dense-bf16");
+    assert_eq!(json(&generate(&folder, short).stdout)["format"], "dense-bf16");
     assert!(stderr(&output).contains("9 new tokens"), "{}", stderr(&output));
 }
 

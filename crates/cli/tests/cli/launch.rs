@@ -40,7 +40,7 @@ fn torchrun_joins_gpus_only() {
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("WORLD_SIZE=2") && text.contains("mpirun") && text.contains("--ranks 2"), "{text}");
     let cuda = "--set device.kind=cuda";
-    let (code, text) = launched(&[("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")], &cuda);
+    let (code, text) = launched(&[("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")], cuda);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.starts_with("error: MASTER_ADDR is not set"), "{text}");
 }

@@ -19,7 +19,7 @@ fn of_rank(text: &str, rank: usize) -> Vec<&str> {
 fn each_rank_tells_its_actions_and_what_it_waits_for_before_it_does() {
     let folder = TestDir::new();
     let arguments = "--json --out a --ranks 2 --log debug";
-    let output = succeeded(train_in(&folder, TINY, &arguments));
+    let output = succeeded(train_in(&folder, TINY, arguments));
     assert_eq!(json(&output.stdout)["steps"], 4);
     let text = stderr(&output);
     for rank in 0..2 {
@@ -76,7 +76,7 @@ fn a_pipeline_names_who_sends_and_a_file_takes_it_all() {
 fn pruning_and_a_run_that_may_be_restarted_are_logged_too() {
     let folder = TestDir::new();
     let arguments = "--out a --max-restarts 1 --log info --log-file a.log";
-    succeeded(train_in(&folder, TINY, &arguments));
+    succeeded(train_in(&folder, TINY, arguments));
     let text = fs::read_to_string(folder.join("a.log")).unwrap();
     assert_eq!(text.matches("INFO  the run has ended\n").count(), 1, "{text}");
     assert!(!text.contains("rank 0"), "one rank alone has no number: {text}");

@@ -52,7 +52,7 @@ fn a_model_of_hugging_faces_is_trained_on_and_goes_back() {
     assert_eq!(fs::metadata(at.join("gguf/run.gguf")).unwrap().len(), file["bytes"].as_u64().unwrap());
     compare("espalier export --json", &[written, file]);
     let zero = "--from hf --set train.steps=0 --out again --json";
-    assert_eq!(&json_of(train_in(at, AUTO, &zero))["weights_hash"], hash);
+    assert_eq!(&json_of(train_in(at, AUTO, zero))["weights_hash"], hash);
 }
 
 /// The run file of docs/models.md, in small: steps that suit trained weights, and nothing to say again where
@@ -134,7 +134,7 @@ fn a_model_of_hugging_faces_is_pruned() {
     assert_eq!((pruned["sparsity"].as_f64(), pruned["steps"].as_u64()), (Some(0.75), Some(0)));
     let run_file = fs::read_to_string(at.join("thin/run.toml")).unwrap();
     let resume = "--out thin --resume --json --set train.steps=2 --set device.kind=cpu";
-    assert_eq!(json_of(train_in(at, &run_file, &resume))["sparsity"], 0.75);
+    assert_eq!(json_of(train_in(at, &run_file, resume))["sparsity"], 0.75);
     succeeded(espalier(at, "export thin -o back"));
     // A folder has no masks: they are found in its zeros, also where the run goes on.
     let keep = "--set prune.method=keep --json --out kept --set device.kind=cpu";

@@ -178,7 +178,7 @@ fn sharded_weights_are_gathered_in_processes() {
 fn each_process_logs_under_its_rank() {
     let folder = TestDir::with_run_file();
     let arguments = "--out a --log debug --log-file a.log";
-    let Some(mut launched) = mpi_command(2, &folder, &arguments) else { return };
+    let Some(mut launched) = mpi_command(2, &folder, arguments) else { return };
     succeeded(launched.output().unwrap());
     for rank in 0..2 {
         let text = fs::read_to_string(folder.join(format!("a.log.{rank}"))).unwrap();
@@ -255,7 +255,7 @@ fn rank_0_speaks_and_writes() {
 
     // A stop and a resume by another number of processes.
     let more = "--out out/run --resume --json --set train.steps=8";
-    let output = said(mpi_command(2, &folder, &more).unwrap().output().unwrap(), &["resumed after step 4"]);
+    let output = said(mpi_command(2, &folder, more).unwrap().output().unwrap(), &["resumed after step 4"]);
     assert_eq!(json(&output.stdout)["steps"], 8);
 }
 
@@ -269,7 +269,7 @@ fn mistakes_and_divergence_read_as_on_one_rank() {
     assert!(!folder.join("out").exists(), "nothing is left behind");
 
     let resume = "--resume --out nowhere";
-    let text = refused(mpi_command(2, &folder, &resume).unwrap().output().unwrap(), &[]);
+    let text = refused(mpi_command(2, &folder, resume).unwrap().output().unwrap(), &[]);
     assert_eq!(text.matches("no run here to resume").count(), 1, "{text}");
 
     let text = ended(mpi_command(2, &folder, DIVERGING).unwrap().output().unwrap(), 4, &[]);

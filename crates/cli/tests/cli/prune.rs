@@ -51,7 +51,7 @@ fn a_checkpoint_is_pruned_and_trains_on() {
 
     // Whenever the run file would have pruned, a checkpoint is pruned now.
     let late = "dense --method magnitude --set prune.at=3 -o late-thin --json";
-    assert_eq!(json(&prune(at, &late).stdout)["steps"], 4);
+    assert_eq!(json(&prune(at, late).stdout)["steps"], 4);
 
     // Its state went with it: the run can be resumed, and stays pruned.
     let resumed = succeeded(train_in(
@@ -69,9 +69,9 @@ fn a_checkpoint_is_pruned_and_trains_on() {
     // Weights and masks alone can start another run, whatever its optimizer.
     let fresh = "--out other --from thin --json --set optimizer.name=sgd";
     // Without [prune], what counts as prunable are the embeddings too.
-    assert!(json_of(train_in(at, TINY, &fresh))["sparsity"].as_f64().unwrap() > 0.3);
+    assert!(json_of(train_in(at, TINY, fresh))["sparsity"].as_f64().unwrap() > 0.3);
     let from_dense = "--out late --from dense --json --set prune.method=random";
-    let sparsity = json(&train_in(at, TINY, &from_dense).stdout)["sparsity"].as_f64().unwrap();
+    let sparsity = json(&train_in(at, TINY, from_dense).stdout)["sparsity"].as_f64().unwrap();
     assert!((sparsity - 0.9).abs() < 1e-3, "{sparsity}");
 }
 
@@ -102,7 +102,7 @@ fn what_cannot_be_pruned_is_said_in_one_sentence() {
     }
     // A mask of another shape.
     let wider = "--out y --from thin --set model.width=32";
-    refused(train_in(at, TINY, &wider), &["the mask of h.0.attn.c_attn.weight is not one of 3072 weights"]);
+    refused(train_in(at, TINY, wider), &["the mask of h.0.attn.c_attn.weight is not one of 3072 weights"]);
     let output = train_in(at, TINY, "--out z --from thin --set prune.method=random --set prune.sparsity=0.5");
     assert!(stderr(&output).contains("pruned already to 0.9"), "{}", stderr(&output));
 }
@@ -113,7 +113,7 @@ fn a_pruned_checkpoint_is_pruned_further_by_any_method() {
     let at = &TestDir::new();
     succeeded(train_in(at, TINY, "--out dense"));
     let first = "dense --method magnitude --sparsity 0.4 --set prune.exclude=mlp -o 0";
-    succeeded(prune(at, &first));
+    succeeded(prune(at, first));
     let rounds = [("2:4", None), ("snip", Some("0.75")), ("grasp", Some("0.8")), ("random", Some("0.85"))];
     for (round, (method, sparsity)) in rounds.into_iter().enumerate() {
         let (from, to) = (round.to_string(), (round + 1).to_string());
@@ -162,12 +162,12 @@ fn what_pruning_did_is_said() {
     succeeded(prune(at, "dense --method magnitude -o thin"));
     let run_file = std::fs::read_to_string(at.join("thin/run.toml")).unwrap();
     let less = "--out thin --resume --set train.steps=5 --set prune.sparsity=0.5 --allow prune";
-    said(train_in(at, &run_file, &less), &["warning: the checkpoint is pruned to 0.9"]);
+    said(train_in(at, &run_file, less), &["warning: the checkpoint is pruned to 0.9"]);
 
     // State of kept weights is no state of all.
     let dense = "--out thin --resume --set train.steps=6 --allow prune";
     let words = "is state of kept weights only there, and of all weights in this run";
-    refused(train_in(at, TINY, &dense), &[words]);
+    refused(train_in(at, TINY, dense), &[words]);
 }
 
 /// On one rank, and on two stages of which rank 0 does not hold them all; resumed too.

@@ -15,7 +15,7 @@ fn what_makes_another_run_of_it_is_named_and_must_be_allowed() {
     let folder = TestDir::trained();
     let before = fs::read_to_string(folder.join("run/run.toml")).unwrap();
     let changes = "--set train.steps=6 --set train.batch=8 --set seed=3";
-    let text = refused(resume(&folder, &changes), &[]);
+    let text = refused(resume(&folder, changes), &[]);
     let error = "error: run/run.toml: `seed` was 0 and is 3, `train.batch` was 4 and is 8, which would make it a different run; if \
                  you mean it, add --allow seed --allow train.batch\n";
     assert!(text.ends_with(error), "{text}");
@@ -61,7 +61,7 @@ fn the_end_of_a_run_is_nothing_to_do() {
         let output = succeeded(resume(&folder, more));
         let expected = format!(
             "note: there is nothing to do: 4 steps are done, and the run has {}; a larger `train.steps` continues it",
-            if more.contains(&"train.steps=2") { 2 } else { 4 }
+            if more.contains("train.steps=2") { 2 } else { 4 }
         );
         assert_eq!(stderr(&output).matches(&expected).count(), 1, "{}", stderr(&output));
         assert!(files.map(read) == before, "{more:?}: nothing is written");
@@ -86,10 +86,10 @@ fn a_path_may_be_written_otherwise() {
     fs::write(folder.join("other"), "what is written there is another text ".repeat(40)).unwrap();
     succeeded(train_in(&folder, &text("text"), "--out run"));
     let more = "--out run --resume --set train.steps=5";
-    succeeded(train_in(&folder, &text("inner/../text"), &more));
+    succeeded(train_in(&folder, &text("inner/../text"), more));
     let more = "--out run --resume --set train.steps=6";
-    succeeded(train_in(&folder, &text("copy"), &more));
-    refused(train_in(&folder, &text("other"), &more), &["`data.path` was "]);
+    succeeded(train_in(&folder, &text("copy"), more));
+    refused(train_in(&folder, &text("other"), more), &["`data.path` was "]);
 }
 
 /// The same path need not be the same data.

@@ -167,7 +167,7 @@ fn the_documentation_shows_true_output() {
                 let (command, expected) = rest.split_once('\n').unwrap();
                 let arguments = command.strip_prefix("$ espalier schedule ").expect("a command");
                 let arguments = arguments.strip_suffix(" 2> /dev/null").unwrap_or(arguments);
-                let output = schedule_in(&folder, &arguments);
+                let output = schedule_in(&folder, arguments);
                 assert_eq!(stdout(&output), expected, "{command}");
                 compared += 1;
             }

@@ -1,11 +1,11 @@
 //! Standard output has what a command was asked for, standard error what is said beside it; with `--json`
 //! standard output has one line for a program, and the answer for people joins the notes.
 
-use std::process::Command;
+use std::path::Path;
 
 use serde_json::Value;
 
-use crate::{TINY, TestDir, espalier, json, stderr, stdout, succeeded, train_in};
+use crate::{TINY, TestDir, espalier, espalier_command, json, stderr, stdout, succeeded, train_in};
 
 #[test]
 fn what_was_asked_for_is_on_standard_output() {
@@ -63,11 +63,8 @@ fn actions_have_standard_output_to_themselves() {
 #[test]
 fn help_is_wrapped_and_grouped() {
     let help = |command: &str, columns: &str| {
-        let mut espalier = Command::new(env!("CARGO_BIN_EXE_espalier"));
-        let words = command.split(' ').filter(|word| !word.is_empty());
-        let output = espalier.env("COLUMNS", columns).args(words).arg("--help").output().unwrap();
-        assert!(output.status.success(), "{command}");
-        stdout(&output)
+        let mut espalier = espalier_command(Path::new("."), &format!("{command} --help"));
+        stdout(&succeeded(espalier.env("COLUMNS", columns).output().unwrap()))
     };
     let commands = [
         "",
@@ -117,10 +114,8 @@ fn tables_fit_where_they_are_read_or_are_turned() {
     let folder = TestDir::new();
     std::fs::write(folder.join("run.toml"), TINY).unwrap();
     let table = |columns: &str| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-        command.current_dir(&folder).env("COLUMNS", columns);
-        let output = succeeded(command.args(["explain", "run.toml", "--ranks", "2"]).output().unwrap());
-        let text = stdout(&output);
+        let mut command = espalier_command(&folder, "explain run.toml --ranks 2");
+        let text = stdout(&succeeded(command.env("COLUMNS", columns).output().unwrap()));
         text.split("\n\n").nth(1).unwrap().to_owned()
     };
     let widest = |text: &str| text.lines().map(|line| line.chars().count()).max().unwrap();

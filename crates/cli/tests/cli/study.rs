@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::report::{Served, report};
-use crate::{TestDir, assert_contains, json, json_of, refused, refused_in_a_sentence, stderr, succeeded};
+use crate::{
+    TestDir, assert_contains, espalier_command, json, json_of, refused, refused_in_a_sentence, stderr,
+    succeeded,
+};
 
 /// A study that finishes in a moment.
 const TINY: &str = r#"
@@ -49,7 +52,7 @@ const ENDLESS: &str = "--set goal.error=0.0001 --set search.steps=64 --set searc
 /// A study that runs until it is dropped, and serves its page.
 pub fn served(folder: &Path) -> Served {
     fs::write(folder.join("study.toml"), TINY).unwrap();
-    Served::by(command(folder, &ENDLESS))
+    Served::by(command(folder, ENDLESS))
 }
 
 /// A study that has ended, in `out/tiny`.
@@ -58,9 +61,7 @@ pub fn ended_study(folder: &Path) {
 }
 
 fn command(folder: &Path, arguments: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    command.current_dir(folder).args(["study", "study.toml"]).args(arguments.split_whitespace());
-    command
+    espalier_command(folder, &format!("study study.toml {arguments}"))
 }
 
 fn study(folder: &Path, arguments: &str) -> Output {
@@ -150,7 +151,7 @@ fn a_study_that_was_killed_goes_on() {
     let at = &TestDir::new();
     fs::write(at.join("study.toml"), TINY).unwrap();
     let slow = "--json --set search.trials=12 --set goal.error=0.01 --set search.steps=400";
-    let mut child = command(at, &slow).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = command(at, slow).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let lines = || -> usize {
         let text = files(&at.join("out/tiny"))
             .iter()
@@ -164,7 +165,7 @@ fn a_study_that_was_killed_goes_on() {
         std::thread::sleep(Duration::from_millis(5));
     }
     // Two that run all trials would run each twice.
-    refused(command(at, &slow).output().unwrap(), &["out/tiny: another process is at work on this study"]);
+    refused(command(at, slow).output().unwrap(), &["out/tiny: another process is at work on this study"]);
     child.kill().unwrap();
     child.wait().unwrap();
     let ended_before = ended(at);
@@ -172,7 +173,7 @@ fn a_study_that_was_killed_goes_on() {
     let torn = &files(&at.join("out/tiny"))[0];
     let intact = fs::read(torn).unwrap();
     fs::write(torn, [&intact[..], b"{\"kind\":\"tri"].concat()).unwrap();
-    let output = succeeded(command(at, &slow).output().unwrap());
+    let output = succeeded(command(at, slow).output().unwrap());
     assert_contains(&stderr(&output), &["warning: ", "the last line is torn, and is skipped"]);
     assert_eq!(finished(&json(&output.stdout)), (48, 48));
     let second = fs::read_to_string(&files(&at.join("out/tiny"))[1]).unwrap();

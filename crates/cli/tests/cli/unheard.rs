@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use crate::{TINY, TestDir, command, json, stderr};
+use crate::{TINY, TestDir, command, espalier_command, json, stderr};
 
 /// A place that takes nothing: a full disk, or a pipe that nobody reads.
 #[derive(Clone, Copy, Debug)]
@@ -81,23 +81,14 @@ fn other_commands_do_not_panic_either() {
     for arguments in commands {
         for deaf in [Deaf::Full, Deaf::Closed] {
             // Whoever closed the pipe hears nothing more; who filled the disk, once.
-            let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-            let output = command.args(arguments.split_whitespace()).stdout(deaf.end()).output().unwrap();
+            let command = || espalier_command(Path::new("."), arguments);
+            let output = command().stdout(deaf.end()).output().unwrap();
             if !["--json", "--actions"].iter().any(|option| arguments.contains(option)) {
                 let warnings = stderr(&output).matches("standard output cannot be written").count();
                 assert_eq!(warnings, usize::from(matches!(deaf, Deaf::Full)), "{}", stderr(&output));
                 assert_eq!(stderr(&output).lines().count(), warnings, "{}", stderr(&output));
             }
-            let run = || {
-                let mut command = Command::new(env!("CARGO_BIN_EXE_espalier"));
-                command
-                    .args(arguments.split_whitespace())
-                    .stdout(deaf.end())
-                    .stderr(deaf.end())
-                    .status()
-                    .unwrap()
-                    .code()
-            };
+            let run = || command().stdout(deaf.end()).stderr(deaf.end()).status().unwrap().code();
             // A file of actions that is not all there is no success; a reader that has seen enough is.
             let lost = arguments.contains("--actions") && matches!(deaf, Deaf::Full);
             assert_eq!(run(), Some(if lost { 3 } else { 0 }), "{deaf:?} {arguments:?}");

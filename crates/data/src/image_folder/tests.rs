@@ -7,11 +7,14 @@ use std::fs;
 
 /// A PNG of one colour, with a darker right half.
 fn png(height: usize, width: usize, colour: [u8; 3]) -> Vec<u8> {
+    let pixel = |i: usize| if i % width < width / 2 { colour } else { colour.map(|value| value / 2) };
+    encoded(height, width, png::ColorType::Rgb, (0..height * width).flat_map(pixel).collect())
+}
+
+fn encoded(height: usize, width: usize, colours: png::ColorType, pixels: Vec<u8>) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut encoder = png::Encoder::new(&mut bytes, width as u32, height as u32);
-    encoder.set_color(png::ColorType::Rgb);
-    let pixel = |i: usize| if i % width < width / 2 { colour } else { colour.map(|value| value / 2) };
-    let pixels: Vec<u8> = (0..height * width).flat_map(pixel).collect();
+    encoder.set_color(colours);
     let mut writer = encoder.write_header().unwrap();
     writer.write_image_data(&pixels).unwrap();
     writer.finish().unwrap();
@@ -272,14 +275,8 @@ fn validation_sees_the_middle() {
 
 /// Row y has the value 5 y.
 fn image_rows(height: usize, width: usize) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut encoder = png::Encoder::new(&mut bytes, width as u32, height as u32);
-    encoder.set_color(png::ColorType::Grayscale);
-    let pixels: Vec<u8> = (0..height * width).map(|i| (i / width * 5) as u8).collect();
-    let mut writer = encoder.write_header().unwrap();
-    writer.write_image_data(&pixels).unwrap();
-    writer.finish().unwrap();
-    bytes
+    let pixels = (0..height * width).map(|i| (i / width * 5) as u8).collect();
+    encoded(height, width, png::ColorType::Grayscale, pixels)
 }
 
 #[test]
