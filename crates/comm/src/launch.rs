@@ -25,8 +25,8 @@ pub enum Launcher {
     Torchrun,
 }
 
-/// A launcher and its variables: how many ranks there are, which of them this one is, and how many of them the machine
-/// has, where the launcher sets that.
+/// A launcher and its variables: how many ranks there are, which of them this one is, and how many of them the
+/// machine has, where the launcher sets that.
 type LauncherVariables = (Launcher, &'static str, &'static str, Option<&'static str>);
 
 /// The one that knows best first, as for [`SIZES`]; torchrun inside a Slurm job was started by Slurm, not the

@@ -58,8 +58,8 @@ impl<T> Ticket<T> {
         None
     }
 
-    /// What a rank says that has waited so long in vain: the peer of a message is missing, or of a group those whom
-    /// `find_missing` names.
+    /// What a rank says that has waited so long in vain: the peer of a message is missing, or of a group those
+    /// whom `find_missing` names.
     pub(crate) fn timed_out(
         &self,
         members: &[usize],

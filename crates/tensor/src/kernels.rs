@@ -72,7 +72,7 @@ fn every_source_compiles_for_ampere_and_hopper() {
     std::fs::create_dir_all(&done).unwrap();
     for source in SOURCES {
         assert!(!source.builds.is_empty(), "{} is never built", source.name);
-        // What compiles for the older of the two compiles for the newer one, but for lines that only that one reads.
+        // What compiles for the older of the two compiles for the newer one, but for lines of its own.
         let mut texts = source.includes.iter().map(|include| include.text).chain([source.text]);
         let both = long || texts.any(|text| text.contains("__CUDA_ARCH__"));
         for build in source.builds {

@@ -421,8 +421,12 @@ pub fn assert_goes_on(base: &Base, [middle, steps]: [u64; 2]) {
 /// The largest relative difference between two lists of numbers; a NaN is far from any.
 pub fn apart(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
-    let far = |(a, b): (&f64, &f64)| (a - b).abs() / a.abs();
-    a.iter().zip(b).map(far).max_by(f64::total_cmp).unwrap_or(0.0)
+    let far = |(a, b): (&f64, &f64)| match (a - b).abs() / a.abs() {
+        _ if a == b => 0.0,
+        far if far.is_nan() => f64::INFINITY,
+        far => far,
+    };
+    a.iter().zip(b).map(far).fold(0.0, f64::max)
 }
 
 /// Opens the newest checkpoints of a folder for a run file's model.

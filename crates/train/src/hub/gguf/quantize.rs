@@ -29,8 +29,8 @@ pub enum GgufType {
 }
 
 impl GgufType {
-    /// Its name, its number in the table of tensors, `general.file_type` of a file most of whose weights are of this
-    /// type, and the bytes of [`BLOCK`] weights.
+    /// Its name, its number in the table of tensors, `general.file_type` of a file most of whose weights are of
+    /// this type, and the bytes of [`BLOCK`] weights.
     fn row(self) -> (&'static str, u32, u32, usize) {
         match self {
             GgufType::F32 => ("f32", 0, 0, 4 * BLOCK),
