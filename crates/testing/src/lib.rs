@@ -103,6 +103,18 @@ pub fn farthest(a: &[f32], b: &[f32]) -> (usize, f32) {
     most
 }
 
+/// The largest relative difference of two lists of numbers, such as losses; NaN, and one that is infinite, are
+/// infinitely far from any other.
+pub fn apart(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let far = |(a, b): (&f64, &f64)| match (a - b).abs() / a.abs() {
+        _ if a == b => 0.0,
+        far if far.is_nan() => f64::INFINITY,
+        far => far,
+    };
+    a.iter().zip(b).map(far).fold(0.0, f64::max)
+}
+
 /// The largest magnitude of a list.
 pub fn largest(of: &[f32]) -> f32 {
     of.iter().fold(0.0, |most, x| most.max(x.abs()))
@@ -129,6 +141,16 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+
+    #[test]
+    fn what_is_no_number_is_far_from_any() {
+        let far = |a, b| apart(&[1.0, a], &[1.0, b]);
+        assert_eq!([far(0.0, 0.0), far(2.0, 1.0)], [0.0, 0.5]);
+        let (nan, infinite) = (f64::NAN, f64::INFINITY);
+        for (a, b) in [(nan, 1.0), (1.0, nan), (nan, nan), (infinite, 1.0), (1.0, infinite)] {
+            assert_eq!(far(a, b), infinite, "{a} and {b}");
+        }
+    }
 
     /// A misspelt need would be required of nobody: also where no test is skipped, somebody has to read the list.
     #[test]

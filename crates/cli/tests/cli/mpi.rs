@@ -120,7 +120,7 @@ fn processes_train_as_threads_and_as_one_rank(run_file: &str, learns: bool) {
             let Some((losses, [by_mpi, _])) = same_bits(&folder, &name, ranks, &arguments, &threads) else {
                 return;
             };
-            let apart = one.iter().zip(&losses).map(|(a, b)| (a - b).abs() / a).fold(0.0, f64::max);
+            let apart = espalier_testing::apart(&one, &losses);
             assert!(losses.len() == steps && apart < 1e-6, "{how} on {ranks} ranks: {apart:e} apart");
             assert_eq!(by_mpi["layout"]["data"], ranks, "left out, it is the number of processes");
         }

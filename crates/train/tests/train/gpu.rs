@@ -108,8 +108,8 @@ fn run(base: &Base, device: &Device) -> Shown {
 }
 
 fn apart(a: &Shown, b: &Shown) -> f64 {
-    let pairs = a.losses.iter().zip(&b.losses).chain([(&a.validation, &b.validation)]);
-    pairs.map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max)
+    let all = |of: &Shown| [&of.losses[..], &[of.validation]].concat();
+    espalier_testing::apart(&all(a), &all(b))
 }
 
 /// A run is near another one, and has the same bits again.

@@ -7,6 +7,7 @@ use espalier_plan::data_parallel::DataParallelMode;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_plan::traffic::{Buckets, Gradient};
 use espalier_tensor::{Category, DType, Mask, Tensor};
+use espalier_testing::apart;
 use espalier_train::parallel::data::{DataParallel, DataParallelSink};
 use espalier_train::parallel::on_threads;
 use espalier_train::parallel::reduce_groups::ReduceGroups;
@@ -16,8 +17,8 @@ use espalier_train::trainer::Trainer;
 use espalier_train::{Error, RunSummary};
 
 use crate::support::{
-    Base, RecordingObserver, apart, assert_goes_on, assert_predicted, dense_and_pruned, images,
-    on_every_rank, prepare, pruned, take, tiny_cnn, tiny_gpt, try_on_every_rank,
+    Base, RecordingObserver, assert_goes_on, assert_predicted, dense_and_pruned, images, on_every_rank,
+    prepare, pruned, take, tiny_cnn, tiny_gpt, try_on_every_rank,
 };
 
 fn mesh(data: usize) -> Mesh {

@@ -45,8 +45,8 @@ fn run(base: &Base, steps: usize) -> Shown {
 
 /// The largest relative difference; of weights, to the largest of their tensor.
 fn apart(a: &Shown, b: &Shown) -> f64 {
-    let pairs = a.0.iter().zip(&b.0).chain(a.1.iter().zip(&b.1)).chain([(&a.2, &b.2)]);
-    let shown = pairs.map(|(a, b)| (a - b).abs() / a.abs()).fold(0.0, f64::max);
+    let all = |of: &Shown| [&of.0[..], &of.1[..], &[of.2]].concat();
+    let shown = espalier_testing::apart(&all(a), &all(b));
     assert!(a.3.keys().eq(b.3.keys()), "every weight is on some stage");
     let far = |(a, b): (&Vec<f32>, &Vec<f32>)| farthest(a, b).1 / largest(a).max(f32::MIN_POSITIVE);
     let weights = a.3.values().zip(b.3.values()).map(|pair| f64::from(far(pair)));

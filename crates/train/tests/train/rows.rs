@@ -8,12 +8,13 @@ use espalier_data::{DataSplit, Dataset};
 use espalier_plan::Plan;
 use espalier_plan::config::RunTable;
 use espalier_tensor::Device;
+use espalier_testing::apart;
 use espalier_train::hub;
 use espalier_train::parallel::Ranks;
 use espalier_train::trainer::Trainer;
 use serde_json::{Value, json};
 
-use crate::support::{self, Base, apart, assert_goes_on, on_every_rank, rotary_llama, tiny_gpt};
+use crate::support::{self, Base, assert_goes_on, on_every_rank, rotary_llama, tiny_gpt};
 use crate::tensor::all_same;
 
 /// Questions and answers of many lengths.

@@ -418,17 +418,6 @@ pub fn assert_goes_on(base: &Base, [middle, steps]: [u64; 2]) {
     assert_eq!((hash(again), observer.resumed_after), (expected, Some(middle)), "{base}");
 }
 
-/// The largest relative difference between two lists of numbers; a NaN is far from any.
-pub fn apart(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let far = |(a, b): (&f64, &f64)| match (a - b).abs() / a.abs() {
-        _ if a == b => 0.0,
-        far if far.is_nan() => f64::INFINITY,
-        far => far,
-    };
-    a.iter().zip(b).map(far).fold(0.0, f64::max)
-}
-
 /// Opens the newest checkpoints of a folder for a run file's model.
 pub fn checkpoints(base: &Base, folder: &Path) -> Checkpoints {
     let plan = planned(base);

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use espalier_plan::shard::ElementRun;
-use espalier_testing::{farthest, largest};
+use espalier_testing::{apart, farthest, largest};
 use espalier_train::Error;
 use espalier_train::trainer::Trainer;
 
 use crate::support::{
-    Base, apart, assert_peaks, assert_predicted, files, on_every_rank, passed_on, rotary_llama, saved, take,
+    Base, assert_peaks, assert_predicted, files, on_every_rank, passed_on, rotary_llama, saved, take,
     tiny_cnn, tiny_gpt, tiny_llama,
 };
 
