@@ -274,7 +274,8 @@ impl ModelConfig {
             | Family::Resnet8 { classes, .. } => classes,
             Family::ResNet { classes, .. } | Family::Vgg { classes, .. } => classes,
             Family::AlexNet { classes, .. } | Family::Custom { classes, context: None, .. } => classes,
-            _ => None,
+            Family::Gpt(_) | Family::GptPreset { .. } | Family::Custom { .. } => None,
+            Family::Llama(_) | Family::LlamaPreset { .. } => None,
         }
     }
 
