@@ -27,8 +27,8 @@ pub fn kill(signal: &str, process: u32) {
     assert!(killed.success(), "kill {signal} {process}");
 }
 
-/// Waits until the run in a folder has logged a step.
-pub fn wait_for_step(folder: &Path, step: u64) {
+/// Waits until the run in a folder has logged a step: false where the process ended before.
+pub fn reaches_step(process: &mut Child, folder: &Path, step: u64) -> bool {
     let begin = Instant::now();
     let reached = || {
         let metrics = fs::read_to_string(folder.join("metrics.jsonl")).unwrap_or_default();
@@ -36,9 +36,18 @@ pub fn wait_for_step(folder: &Path, step: u64) {
         metrics.lines().filter_map(step_of).any(|logged| logged >= step)
     };
     while !reached() {
+        if process.try_wait().unwrap().is_some() {
+            return reached();
+        }
         assert!(begin.elapsed() < Duration::from_secs(150), "step {step} is never reached");
         std::thread::sleep(Duration::from_millis(1));
     }
+    true
+}
+
+/// The same of a run that must not end before.
+pub fn wait_for_step(process: &mut Child, folder: &Path, step: u64) {
+    assert!(reaches_step(process, folder, step), "the run ended before step {step}");
 }
 
 /// All checkpoints that are there under their names can be used.
@@ -74,7 +83,7 @@ fn a_killed_run_leaves_whole_checkpoints_and_goes_on_with_the_same_bits() {
         let (first, second) = (1 + random(20), 30 + random(20));
         for (step, resume) in [(first, ""), (second, "--resume")] {
             let mut child = start(&folder, &format!("{arguments} {resume}"));
-            wait_for_step(&run, step);
+            wait_for_step(&mut child, &run, step);
             kill("-KILL", child.id());
             assert_eq!(child.wait().unwrap().code(), None, "killed at {first} and {second}");
             assert_complete(&run);
@@ -103,11 +112,11 @@ fn child_of(process: u32, before: Option<u32>) -> u32 {
 
 /// Kills the run of a process that restarts it, at as many steps as are given.
 fn killed_at(steps: &[u64], folder: &Path, arguments: &str) -> Output {
-    let child = start(folder, arguments);
+    let mut child = start(folder, arguments);
     let mut run = None;
     for step in steps {
         run = Some(child_of(child.id(), run));
-        wait_for_step(&folder.join("broken"), *step);
+        wait_for_step(&mut child, &folder.join("broken"), *step);
         kill("-KILL", run.unwrap());
     }
     child.wait_with_output().unwrap()
@@ -167,15 +176,15 @@ fn restarts_come_to_an_end_and_are_not_for_mistakes() {
 fn a_stop_reaches_the_run_through_the_process_that_restarts_it() {
     let folder = TestDir::with_run_file();
     let arguments = format!("{LONG} --out broken --max-restarts 1 --set train.steps=100000");
-    let child = start(&folder, &arguments);
-    wait_for_step(&folder.join("broken"), 2);
+    let mut child = start(&folder, &arguments);
+    wait_for_step(&mut child, &folder.join("broken"), 2);
     kill("-INT", child.id());
     ended(child.wait_with_output().unwrap(), 130, &["interrupted and saved"]);
 
     // Where the one that waits is killed, the run does not go on alone.
     let mut child = start(&folder, &format!("{arguments} --resume"));
     let run = child_of(child.id(), None);
-    wait_for_step(&folder.join("broken"), 10);
+    wait_for_step(&mut child, &folder.join("broken"), 10);
     kill("-KILL", child.id());
     child.wait().unwrap();
     let mut text = String::new();
@@ -225,7 +234,11 @@ fn a_run_ends_although_a_rank_hangs() {
         let output = train_in(&folder, TINY, &format!("{arguments} {limit}"));
         let text = stderr(&output);
         assert_eq!(output.status.code(), Some(3), "{text}");
-        let named = text.matches("error: rank 1 failed: rank 1 waited 1.0 s for rank 0 in ").count();
+        // How long it took to notice is the machine's affair.
+        let names_it = |line: &&str| {
+            line.starts_with("error: rank 1 failed: rank 1 waited ") && line.contains(" s for rank 0 in ")
+        };
+        let named = text.lines().filter(names_it).count();
         let left = text.matches("; the run ends without rank 0, not heard of for another 1.0 s").count();
         assert_eq!((named, left), (1 + restarts.parse::<usize>().unwrap(), named), "{text}");
         assert!(text.ends_with(said_last), "{text}");

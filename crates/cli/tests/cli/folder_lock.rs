@@ -30,7 +30,7 @@ fn a_second_process_is_refused_until_the_first_has_ended() {
     let folder = TestDir::with_run_file();
     let run = folder.join("run");
     let mut first = start(&folder, &format!("{LONG} {ENDLESS}"));
-    wait_for_step(&run, 3);
+    wait_for_step(&mut first, &run, 3);
     let metrics = fs::metadata(run.join("metrics.jsonl")).unwrap().len();
     for more in ["", "--resume", "--resume --max-restarts 1", "--resume --ranks 2", "--resume --dry-run"] {
         let second = command(&folder, &format!("{LONG} {ENDLESS} {more}")).output().unwrap();
@@ -57,7 +57,7 @@ fn a_second_process_is_refused_until_the_first_has_ended() {
 fn a_restarted_run_holds_its_folder() {
     let folder = TestDir::with_run_file();
     let mut first = start(&folder, &format!("{LONG} {ENDLESS} --max-restarts 1"));
-    wait_for_step(&folder.join("run"), 3);
+    wait_for_step(&mut first, &folder.join("run"), 3);
     let second = refused(command(&folder, &format!("{LONG} {ENDLESS} --resume")).output().unwrap(), &[]);
     assert!(second.contains(&format!("process {} ", first.id())), "{second}");
     kill("-TERM", first.id());

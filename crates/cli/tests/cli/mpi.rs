@@ -5,14 +5,14 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use espalier_comm::mpi;
 use espalier_testing::{Need, skipped};
 use serde_json::Value;
 
-use crate::faults::{LONG, assert_complete, kill, random, wait_for_step};
+use crate::faults::{LONG, assert_complete, kill, random, reaches_step};
 use crate::{
     DIVERGING, TestDir, ended, espalier, espalier_command, json, json_of, pipeline, refused, root, said, set,
     stderr, succeeded,
@@ -295,11 +295,12 @@ fn marked(mark: &str) -> Vec<(u32, Option<usize>)> {
 
 /// Starts four ranks, sends one of them a signal at a step, and returns what came of it and what was said.
 /// All ranks are connected by then, and the launcher has to end the job by itself.
-fn struck(signal: &str, rank: usize, step: u64, folder: &Path, settings: &str) -> Option<Output> {
-    let moment = || wait_for_step(&folder.join("broken"), step);
-    let Struck { output, launcher_hung } = struck_after(moment, signal, rank, folder, settings)?;
-    assert!(!launcher_hung, "the launcher did not end the job within {LAUNCHER:?}: {}", stderr(&output));
-    Some(output)
+fn struck(signal: &str, rank: usize, step: u64, folder: &Path, settings: &str) -> Option<Struck> {
+    let moment = |job: &mut Child| reaches_step(job, &folder.join("broken"), step);
+    let struck = struck_after(moment, signal, rank, folder, settings)?;
+    let said = stderr(&struck.output);
+    assert!(!struck.launcher_hung, "the launcher did not end the job within {LAUNCHER:?}: {said}");
+    Some(struck)
 }
 
 /// How long a launcher may take to end a job in which a rank was struck.
@@ -308,14 +309,16 @@ const LAUNCHER: Duration = Duration::from_secs(30);
 /// What came of a job in which a rank was struck.
 struct Struck {
     output: Output,
+    /// The job had ended by itself before the rank was to be struck.
+    ended_before: bool,
     /// The launcher had not ended after [`LAUNCHER`], and the test killed it: then it has no exit code of its
     /// own.
     launcher_hung: bool,
 }
 
-/// The same at any moment, as soon as there is that rank.
+/// The same at any moment for which `moment` waits (false: the job ended before), as soon as there is that rank.
 fn struck_after(
-    moment: impl FnOnce(),
+    moment: impl FnOnce(&mut Child) -> bool,
     signal: &str,
     rank: usize,
     folder: &Path,
@@ -324,7 +327,7 @@ fn struck_after(
     let mark = format!("{}-{signal}-{}", std::process::id(), random(1_000_000));
     let mut command = mpi_command(4, folder, &format!("{LONG} {settings}"))?;
     command.env(MARK, &mark).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let job = command.spawn().unwrap();
+    let mut job = command.spawn().unwrap();
     let begin = Instant::now();
     let process = loop {
         if let Some((process, _)) = marked(&mark).iter().find(|(_, of)| *of == Some(rank)) {
@@ -333,8 +336,10 @@ fn struck_after(
         assert!(begin.elapsed() < Duration::from_secs(60), "no process is rank {rank}");
         std::thread::sleep(Duration::from_millis(1));
     };
-    moment();
-    kill(signal, process);
+    let ended_before = !moment(&mut job);
+    if !ended_before {
+        kill(signal, process);
+    }
     let launcher = job.id();
     let job = std::thread::spawn(move || job.wait_with_output().unwrap());
     let struck = Instant::now();
@@ -349,7 +354,7 @@ fn struck_after(
     // Whoever was ended by the launcher may need a moment to be gone.
     for _ in 0..200 {
         if marked(&mark).is_empty() {
-            return Some(Struck { output, launcher_hung });
+            return Some(Struck { output, ended_before, launcher_hung });
         }
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -367,7 +372,8 @@ fn goes_on_after_a_kill(layout: &str) {
     let uninterrupted = succeeded(uninterrupted.output().unwrap());
     let (rank, step) = (random(4) as usize, 1 + random(30));
     let settings = format!("{FEWER} {layout} --out broken");
-    let output = struck("-KILL", rank, step, &folder, &settings).unwrap();
+    let Struck { output, ended_before, .. } = struck("-KILL", rank, step, &folder, &settings).unwrap();
+    assert!(!ended_before, "step {step} is never reached: {}", stderr(&output));
     assert!(!output.status.success(), "rank {rank} was killed at step {step}: {}", stderr(&output));
     assert!(stderr(&output).to_lowercase().contains("killed"), "the launcher says so: {}", stderr(&output));
     assert_complete(&folder.join("broken"));
@@ -393,11 +399,24 @@ fn a_run_goes_on_after_a_stage_was_killed() {
 const STAGES: &str = "--set parallel.pipeline=2 --set train.micro_batches=2";
 
 /// A rank that no longer answers, as one whose machine is gone: the launcher notices nothing, the time limit
-/// does.
+/// does. On busy cores a rank that is well may itself be waited for longer than a short limit: then a longer
+/// one is tried.
 fn is_named_when_the_time_limit_is_over(layout: &str) {
-    let folder = TestDir::with_run_file();
-    let settings = format!("{layout} --out broken --set parallel.timeout_s=2 --set train.steps=100000");
-    let Some(output) = struck("-STOP", 2, 5, &folder, &settings) else { return };
+    let strike = |limit: u32| {
+        let folder = TestDir::with_run_file();
+        let settings =
+            format!("{layout} --out broken --set parallel.timeout_s={limit} --set train.steps=100000");
+        let struck = struck("-STOP", 2, 5, &folder, &settings)?;
+        Some((folder, struck))
+    };
+    let Some((mut folder, mut struck)) = strike(2) else { return };
+    for limit in [6, 18] {
+        if struck.ended_before {
+            (folder, struck) = strike(limit).unwrap();
+        }
+    }
+    let output = struck.output;
+    assert!(!struck.ended_before, "step 5 is never reached: {}", stderr(&output));
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     let text = stderr(&output);
     // `error: rank 1 waited 2.1 s for ranks 0 and 2 in ...`: who waits for the one that hangs may be missing
@@ -429,8 +448,11 @@ fn a_rank_that_stops_before_its_first_step_is_given_up() {
     for (run, wait) in [0, 30, 100].into_iter().enumerate() {
         let out = format!("stopped-{run}");
         let settings = format!("--out {out} --set parallel.timeout_s=2 --set train.steps=100000");
-        let moment = || std::thread::sleep(Duration::from_millis(wait));
-        let Some(Struck { output, launcher_hung }) = struck_after(moment, "-STOP", 2, &folder, &settings)
+        let moment = |_: &mut Child| {
+            std::thread::sleep(Duration::from_millis(wait));
+            true
+        };
+        let Some(Struck { output, launcher_hung, .. }) = struck_after(moment, "-STOP", 2, &folder, &settings)
         else {
             return;
         };

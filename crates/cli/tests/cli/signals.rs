@@ -40,8 +40,8 @@ fn a_batch_system_and_a_closed_terminal_let_it_save() {
         [("-USR1", ""), ("-HUP", ""), ("-USR1", "--max-restarts 1"), ("-HUP", "--max-restarts 1")]
     {
         let folder = TestDir::new();
-        let child = start(&folder, "--default-signal=HUP", more);
-        wait_for_step(&folder.join("broken"), 3);
+        let mut child = start(&folder, "--default-signal=HUP", more);
+        wait_for_step(&mut child, &folder.join("broken"), 3);
         kill(signal, child.id());
         ended(end(child), 130, &["interrupted and saved"]);
     }
@@ -51,12 +51,12 @@ fn a_batch_system_and_a_closed_terminal_let_it_save() {
 #[test]
 fn whoever_ignores_a_closed_terminal_is_left_alone() {
     let folder = TestDir::new();
-    let child = start(&folder, "--ignore-signal=HUP", "");
+    let mut child = start(&folder, "--ignore-signal=HUP", "");
     let run = folder.join("broken");
-    wait_for_step(&run, 3);
+    wait_for_step(&mut child, &run, 3);
     kill("-HUP", child.id());
     let lines = fs::read_to_string(run.join("metrics.jsonl")).unwrap().lines().count() as u64;
-    wait_for_step(&run, lines + 5);
+    wait_for_step(&mut child, &run, lines + 5);
     // Slurm's order: a request first, and SIGTERM behind it, which must not be taken for impatience.
     kill("-USR1", child.id());
     kill("-TERM", child.id());

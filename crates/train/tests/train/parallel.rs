@@ -377,7 +377,7 @@ fn a_rank_that_hangs_is_named() {
     let hang = || std::thread::sleep(std::time::Duration::from_millis(2500));
     let run_dir = RunDir::at(tempfile::tempdir().unwrap().path());
     let error = base.run_at(&run_dir, &mut RecordingObserver::then(2, hang)).unwrap_err().to_string();
-    assert!(error.contains(" waited 1.0 s for rank 0 in "), "{error}");
+    assert!(error.contains(" waited ") && error.contains(" s for rank 0 in "), "{error}");
 }
 
 #[test]
