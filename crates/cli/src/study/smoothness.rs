@@ -20,11 +20,15 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
     let path = &arguments.study_file;
     let study =
         SmoothnessStudy::parse(&read(path)?, &arguments.overrides).map_err(|error| in_file(path, error))?;
-    let described =
-        format!("study {}: smoothness along training at {} sparsities", study.name, study.sparsities.len());
+    let seeds = if study.seeds > 1 { format!(", {} seeds each", study.seeds) } else { String::new() };
+    let described = format!(
+        "study {}: smoothness along training at {} sparsities{seeds}",
+        study.name,
+        study.sparsities.len()
+    );
     let base_dir = folder_of(path)?;
     let first = || {
-        let mut run_file = study.run_file(study.sparsities[0]).map_err(Error::Plan)?;
+        let mut run_file = study.run_file(study.sparsities[0], 0).map_err(Error::Plan)?;
         run_file.resolve_paths(&base_dir);
         Ok(run_file)
     };
@@ -41,7 +45,7 @@ pub fn study(arguments: &StudyArguments) -> Result<ExitCode> {
         let MeasuredConstants { sparsity, mean, variance, gap, noise_scale } = measured;
         json!({
             "sparsity": sparsity, "mean": mean, "variance": variance, "gap": gap, "noise_scale": noise_scale,
-            "points": curve.trace.points,
+            "by_seed": curve.by_seed, "initial_loss": curve.trace.initial_loss, "points": curve.trace.points,
         })
     };
     let found: Vec<_> = curves.iter().map(found).collect();
@@ -93,8 +97,11 @@ fn line(curve: &SparsityCurve, measured: &MeasuredConstants, dense: Option<&Meas
             CoefficientRatios::predicted(measured, dense).c1
         )
     });
+    let by_seed: Vec<String> = curve.by_seed.iter().map(|mean| format!("{mean:.3}")).collect();
+    let by_seed =
+        if by_seed.is_empty() { String::new() } else { format!(" ({} by seed)", by_seed.join(", ")) };
     print_out!(
-        "sparsity {}: mean L {:.3} over {} steps, gradient variance {}, loss falls by {}, critical batch by the gradient noise scale {}{theory}",
+        "sparsity {}: mean L {:.3}{by_seed} over {} steps, gradient variance {}, loss falls by {}, critical batch by the gradient noise scale {}{theory}",
         curve.sparsity,
         measured.mean,
         curve.trace.points.len(),

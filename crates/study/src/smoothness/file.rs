@@ -2,7 +2,7 @@
 
 use espalier_plan::Error;
 use espalier_plan::config::{Override, RunFile, RunTable};
-use espalier_plan::field::any;
+use espalier_plan::field::{any, integer};
 
 use crate::measure_schedule::{MEASURE_FIELDS, MeasureSchedule};
 use crate::study_table::{StudyTable, in_run, missing, read_sparsities, refuse_given};
@@ -14,6 +14,8 @@ pub struct SmoothnessStudy {
     pub name: String,
     run: RunTable,
     pub sparsities: Vec<f64>,
+    /// Runs of each, from the run's own seed on.
+    pub seeds: u64,
     /// How often, and over how many samples.
     pub schedule: MeasureSchedule,
 }
@@ -24,31 +26,33 @@ impl SmoothnessStudy {
         let file = StudyTable::parse(text, overrides, &["smoothness"])?;
         let run = file.run()?;
         let mut section = file.section("smoothness")?;
-        let schedule = MeasureSchedule::of(&section.read(&[
-            any("sparsities"),
-            MEASURE_FIELDS[0],
-            MEASURE_FIELDS[1],
-            MEASURE_FIELDS[2],
-        ])?);
+        let [from, every, samples] = MEASURE_FIELDS;
+        let values =
+            section.read(&[any("sparsities"), integer("seeds", 1, 1, 1000), from, every, samples])?;
         let sparsities = read_sparsities(&mut section)?;
         refuse_given(&run, &[("prune.sparsity", "`smoothness.sparsities`")])?;
-        let study = SmoothnessStudy { name: file.name.clone(), run, sparsities, schedule };
+        let (seeds, schedule) = (values.get("seeds"), MeasureSchedule::of(&values));
+        let study = SmoothnessStudy { name: file.name.clone(), run, sparsities, seeds, schedule };
         for &sparsity in &study.sparsities {
-            study.run_file(sparsity)?;
+            study.run_file(sparsity, 0)?;
         }
         Ok(study)
     }
 
-    /// The run at a sparsity. What is dense is not pruned, whatever method the study names.
-    pub fn run_file(&self, sparsity: f64) -> Result<RunFile, Error> {
-        let run = self.run.clone();
+    /// The run at a sparsity, with the seed so far behind its own. What is dense is not pruned, whatever
+    /// method the study names.
+    pub fn run_file(&self, sparsity: f64, number: u64) -> Result<RunFile, Error> {
+        let mut run = self.run.clone();
         if sparsity == 0.0 {
-            return run.dense().read().map_err(in_run);
-        }
-        if !run.has("prune") {
+            run = run.dense();
+        } else if !run.has("prune") {
             return Err(missing("run.prune", &format!("a method for the sparsity of {sparsity}")));
+        } else {
+            run = run.with(&[Override::sparsity(sparsity)]).map_err(in_run)?;
         }
-        run.with(&[Override::sparsity(sparsity)]).and_then(|run| run.read()).map_err(in_run)
+        let run = run.read().map_err(in_run)?;
+        let seed = run.seed.wrapping_add(number);
+        run.with(|run| run.seed = seed).map_err(in_run)
     }
 }
 
@@ -81,8 +85,11 @@ mod tests {
             (&study.sparsities[..], study.schedule),
             (&[0.0, 0.9][..], MeasureSchedule { from: 1, every: 4, samples: None })
         );
-        assert!(study.run_file(0.0).unwrap().prune.is_none());
-        assert_eq!(study.run_file(0.9).unwrap().prune.unwrap().sparsity, 0.9);
+        assert!(study.run_file(0.0, 0).unwrap().prune.is_none());
+        assert_eq!(study.run_file(0.9, 0).unwrap().prune.unwrap().sparsity, 0.9);
+        let seeded = with(&["smoothness.seeds=3", "run.seed=7"]).unwrap();
+        assert_eq!((study.seeds, seeded.seeds), (1, 3));
+        assert_eq!([0, 2].map(|number| seeded.run_file(0.9, number).unwrap().seed), [7, 9]);
         assert_eq!(with(&["smoothness.samples=10"]).unwrap().schedule.samples, Some(10));
     }
 
@@ -96,6 +103,7 @@ mod tests {
             ),
             (&["smoothness.every=0"], "`smoothness.every` must be"),
             (&["smoothness.from=0"], "`smoothness.from` must be"),
+            (&["smoothness.seeds=0"], "`smoothness.seeds` must be"),
             (&["smoothness.sample=3"], "did you mean `smoothness.samples`?"),
             (&["run.prune.sparsity=0.5"], "`run.prune.sparsity` has no effect in a study"),
             (&["run.model.nam=x"], "run.model.nam"),

@@ -25,6 +25,9 @@ const MIN_MICRO_BATCHES: usize = 8;
 /// What a training was like, step by step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SmoothnessTrace {
+    /// The mean loss before the first step, where that is none of the points.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub initial_loss: Option<f64>,
     /// In the order of steps; there is at least one.
     pub points: Vec<SmoothnessPoint>,
 }
@@ -45,13 +48,40 @@ pub struct SmoothnessPoint {
 }
 
 impl SmoothnessTrace {
+    /// The mean of some, as far as the shortest goes.
+    pub(super) fn mean_of(traces: &[&SmoothnessTrace]) -> SmoothnessTrace {
+        let mean = |of: &dyn Fn(&SmoothnessTrace) -> f64| {
+            traces.iter().map(|trace| of(trace)).sum::<f64>() / traces.len() as f64
+        };
+        let point = |i: usize| {
+            let mean = |of: fn(&SmoothnessPoint) -> f64| mean(&|trace| of(&trace.points[i]));
+            SmoothnessPoint {
+                step: traces[0].points[i].step,
+                smoothness: mean(|point| point.smoothness),
+                loss: mean(|point| point.loss),
+                variance: mean(|point| point.variance),
+                signal: mean(|point| point.signal),
+            }
+        };
+        let shortest = traces.iter().map(|trace| trace.points.len()).min().unwrap_or(0);
+        SmoothnessTrace {
+            initial_loss: traces[0].initial_loss.map(|_| mean(&SmoothnessTrace::first_loss)),
+            points: (0..shortest).map(point).collect(),
+        }
+    }
+
+    /// The loss before the first step, or where the first point is.
+    fn first_loss(&self) -> f64 {
+        self.initial_loss.unwrap_or(self.points[0].loss)
+    }
+
     /// What theory needs of a network of this sparsity.
     pub fn measured(&self, sparsity: f64) -> MeasuredConstants {
         let mean = |of: fn(&SmoothnessPoint) -> f64| {
             self.points.iter().map(of).sum::<f64>() / self.points.len() as f64
         };
         let least = self.points.iter().map(|point| point.loss).fold(f64::INFINITY, f64::min);
-        let gap = self.points.first().map(|first| first.loss - least).filter(|gap| *gap > 0.0);
+        let gap = Some(self.first_loss() - least).filter(|gap| *gap > 0.0);
         MeasuredConstants {
             sparsity,
             mean: mean(|point| point.smoothness),
@@ -79,20 +109,27 @@ pub fn trace_smoothness(
     let over = LossSamples { samples: schedule.samples, micro_batch };
     device.enter(|| {
         let mut trainer = Trainer::new(plan, dataset, device)?;
-        let mut points = Vec::new();
+        let (mut initial_loss, mut points) = (None, Vec::new());
         for step in 1..=steps.min(trainer.steps()) {
-            let before = if schedule.measures(step) { Some(trainer.params().dense_copy()?) } else { None };
+            let measures = schedule.measures(step);
+            let before = if measures || step == 1 { Some(trainer.params().dense_copy()?) } else { None };
             if !trainer.step()?.taken {
                 break;
             }
             let Some(before) = before else { continue };
-            match measure(&LossSurface::of(&trainer, over)?, step, &before) {
+            let surface = LossSurface::of(&trainer, over)?;
+            if !measures {
+                // The masks that the first step began with are there by now.
+                initial_loss = Some(surface.loss_and_gradient(&surface.masked(&before)?)?.0);
+                continue;
+            }
+            match measure(&surface, step, &before) {
                 Ok(Some(point)) => points.push(point),
                 Ok(None) | Err(espalier_train::Error::Unmeasurable { .. }) => break,
                 Err(other) => return Err(other),
             }
         }
-        Ok((!points.is_empty()).then_some(SmoothnessTrace { points }))
+        Ok((!points.is_empty()).then_some(SmoothnessTrace { initial_loss, points }))
     })
 }
 
@@ -132,18 +169,16 @@ mod tests {
         samples: Option<usize>,
         overrides: &[&str],
     ) -> Result<Option<SmoothnessTrace>> {
+        trace(MeasureSchedule { from: 1, every, samples }, overrides)
+    }
+
+    fn trace(schedule: MeasureSchedule, overrides: &[&str]) -> Result<Option<SmoothnessTrace>> {
         let overrides: Vec<_> = overrides.iter().map(|&text| text.into()).collect();
         let run = RunFile::parse(RUN, &overrides).unwrap();
         let dataset = Dataset::open(&run).unwrap();
         assert_eq!(dataset.len(DataSplit::Train), 270);
         let plan = Plan::new(run, dataset.facts()).unwrap();
-        trace_smoothness(
-            plan,
-            dataset.into(),
-            &Device::cpu(2).unwrap(),
-            MeasureSchedule { from: 1, every, samples },
-            9,
-        )
+        trace_smoothness(plan, dataset.into(), &Device::cpu(2).unwrap(), schedule, 9)
     }
 
     #[test]
@@ -166,6 +201,34 @@ mod tests {
         assert_eq!(measured.gap, Some(found.points[0].loss - least));
         let fewer = trace_every(4, Some(135), &[]).unwrap().unwrap().measured(0.0);
         assert!((fewer.mean / measured.mean - 1.0).abs() < 0.5, "{fewer:?} and {measured:?}");
+    }
+
+    /// The loss falls from where training began, wherever the first measure is.
+    #[test]
+    fn a_later_first_measure_has_the_loss_before_the_first_step() {
+        for pruned in [&[][..], &["prune.method=snip", "prune.sparsity=0.9"]] {
+            let from_first = trace_every(4, None, pruned).unwrap().unwrap();
+            let later = MeasureSchedule { from: 5, every: 4, samples: None };
+            let later = trace(later, pruned).unwrap().unwrap();
+            assert_eq!(later.points, from_first.points[1..]);
+            assert_eq!(
+                (from_first.initial_loss, later.initial_loss),
+                (None, Some(from_first.points[0].loss))
+            );
+            assert_eq!(later.measured(0.0).gap, from_first.measured(0.0).gap);
+        }
+    }
+
+    #[test]
+    fn the_mean_of_seeds_is_that_of_every_point() {
+        let one = trace_every(4, None, &[]).unwrap().unwrap();
+        let other = trace_every(4, None, &["seed=1"]).unwrap().unwrap();
+        let shorter = SmoothnessTrace { points: other.points[..2].to_vec(), ..other.clone() };
+        assert_eq!(SmoothnessTrace::mean_of(&[&one]), one);
+        let mean = SmoothnessTrace::mean_of(&[&one, &shorter]);
+        assert_eq!(mean.points.iter().map(|point| point.step).collect::<Vec<_>>(), [1, 5]);
+        assert_ne!(one.points[1].smoothness, other.points[1].smoothness);
+        assert_eq!(mean.points[1].smoothness, (one.points[1].smoothness + other.points[1].smoothness) / 2.0);
     }
 
     /// The gradient of the kept weights alone, at what pruning left of the first weights.
