@@ -37,6 +37,8 @@ impl MeasureSchedule {
 impl fmt::Display for MeasureSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let MeasureSchedule { from, every, samples } = self;
-        write!(f, "step {from} and every {every}th from there over {samples:?}")
+        // Results that were kept before the first loss was measured by itself are not taken for these.
+        let first = if *from > 1 { "the loss before the first step, " } else { "" };
+        write!(f, "{first}step {from} and every {every}th from there over {samples:?}")
     }
 }

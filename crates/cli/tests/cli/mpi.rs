@@ -316,7 +316,8 @@ struct Struck {
     launcher_hung: bool,
 }
 
-/// The same at any moment for which `moment` waits (false: the job ended before), as soon as there is that rank.
+/// The same at any moment for which `moment` waits (false: the job ended before), as soon as there is that
+/// rank.
 fn struck_after(
     moment: impl FnOnce(&mut Child) -> bool,
     signal: &str,
