@@ -116,8 +116,9 @@ impl LayoutSearch<'_> {
                 next = self.smaller(&candidate);
             }
         }
-        let simplest = found.best.into_values().filter_map(|near| in_order(near).into_iter().next());
-        let mut ranked = in_order(simplest.collect());
+        let batch = self.job.plan.batch.samples;
+        let simplest = found.best.into_values().filter_map(|near| in_order(near, batch).into_iter().next());
+        let mut ranked = in_order(simplest.collect(), batch);
         if self.job.engine.fewest_stages {
             ranked.sort_by_key(|estimate| estimate.candidate.pipeline);
         }
@@ -233,23 +234,26 @@ fn fastest(of: &[Estimate]) -> f64 {
 }
 
 /// By time, but that the simplest of those that are nearly as fast as the fastest comes first.
-fn in_order(mut all: Vec<Estimate>) -> Vec<Estimate> {
+fn in_order(mut all: Vec<Estimate>, batch: usize) -> Vec<Estimate> {
     // Of equal ones the simplest, so that every rank of a launcher that searches by itself finds the same.
     let order = |a: &Estimate, b: &Estimate| {
-        a.step_seconds.total_cmp(&b.step_seconds).then_with(|| complexity(a).cmp(&complexity(b)))
+        a.step_seconds
+            .total_cmp(&b.step_seconds)
+            .then_with(|| complexity(a, batch).cmp(&complexity(b, batch)))
     };
     all.sort_by(order);
     let most = NEARLY * fastest(&all);
     let near = all.iter().take_while(|one| one.step_seconds <= most).enumerate();
-    if let Some((simplest, _)) = near.min_by_key(|(_, one)| complexity(one)[0]) {
+    if let Some((simplest, _)) = near.min_by_key(|(_, one)| complexity(one, batch)[0]) {
         all[..=simplest].rotate_right(1);
     }
     all
 }
 
 /// How much there is to a layout, first of all by what a person has to understand of it: each axis beside data
-/// and each option counts once, ZeRO by its stage.
-fn complexity(one: &Estimate) -> [usize; 6] {
+/// and each option counts twice, ZeRO by its stage. Gradient accumulation counts once, but not in a pipeline,
+/// which needs several micro-batches.
+fn complexity(one: &Estimate, batch: usize) -> [usize; 6] {
     let Candidate { data, pipeline, tensor, grid, .. } = one.candidate;
     let Candidate { sequence, schedule, recompute, zero, compressed_weights, .. } = one.candidate;
     let options = [
@@ -262,7 +266,15 @@ fn complexity(one: &Estimate) -> [usize; 6] {
         compressed_weights,
     ];
     let simple = options.into_iter().map(usize::from).sum::<usize>() + usize::from(zero);
-    [simple, pipeline * tensor * grid[0] * grid[1], tensor, pipeline, grid[0], data]
+    let accumulates = pipeline == 1 && one.candidate.micro_batches(batch) != Some(1);
+    [
+        2 * simple + usize::from(accumulates),
+        pipeline * tensor * grid[0] * grid[1],
+        tensor,
+        pipeline,
+        grid[0],
+        data,
+    ]
 }
 
 #[cfg(test)]
@@ -304,6 +316,25 @@ mod tests {
         let fixed = SearchConstraints::parse("").unwrap();
         let found = LayoutSearch { job: &job, devices: 1, fixed: &fixed, rows: 1 }.run().unwrap();
         assert_eq!(found.ranked[0].candidate.micro_batch, 4096);
+    }
+
+    /// Of two layouts that take about as long, the one without gradient accumulation.
+    #[test]
+    fn one_micro_batch_is_simpler_than_several() {
+        let text =
+            "[model]\nlayers = 2\nheads = 2\nwidth = 64\ncontext = 64\nvocab = 256\n[train]\nbatch = 8\n";
+        let plan = Plan::of_text(text);
+        let cluster = builtin("this-machine").unwrap();
+        let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
+        let of = |fixed: &str, step_seconds: f64| {
+            let fixed = SearchConstraints::parse(fixed).unwrap();
+            let found = LayoutSearch { job: &job, devices: 1, fixed: &fixed, rows: 1 }.run().unwrap();
+            Estimate { step_seconds, ..found.ranked.into_iter().next().unwrap() }
+        };
+        let first = |slower: f64| {
+            in_order(vec![of("micro_batch=4", 1.0), of("micro_batch=8", slower)], 8)[0].candidate.micro_batch
+        };
+        assert_eq!([first(1.01), first(1.03)], [8, 4]);
     }
 
     /// What the smallest layout needs is said where none fits, and not what the fastest does. Nodes need a
