@@ -124,8 +124,9 @@ class Bench:
         self.networks = list(self.find_networks())
 
     def write_run_file(self):
-        options = self.options
-        with open(os.path.join(options.work, "run.toml"), "w") as file:
+        options, path = self.options, os.path.join(self.options.work, "run.toml")
+        # At once: another process may be reading it, with rows of its own to train.
+        with open(f"{path}.{os.getpid()}", "w") as file:
             file.write(f"""[model]
 name = "gpt"
 context = {self.context}
@@ -152,6 +153,7 @@ last = false
 kind = "{options.device}"
 threads = {int(options.small)}
 """)
+        os.replace(file.name, path)
 
     def command(self, settings, *more):
         sets = [argument for setting in settings for argument in ("--set", setting)]

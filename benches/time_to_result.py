@@ -6,7 +6,8 @@
     python benches/time_to_result.py studies/gpt-small.toml --work DIR --device cpu --ranks 1,2 --set search.trials=6 --set search.seeds=3
 
 STUDY is a study file, which is run for at most --seconds (what it has by then is used; the same command goes on), or the folder of a study. Several may be named.
-Without --cluster the machine is measured into DIR/cluster.toml (`bench compute`, and `bench comm` for several ranks). With --calibrate its rates are refitted
+Without --cluster the machine is measured before each row (`bench compute`, and `bench comm` for several ranks or cores), since shared cores change their speed by half within
+minutes; steps are timed right behind it. With --calibrate its rates are refitted
 to short dense runs at the two batches of the study around the one that is predicted (`plan --calibrate`), as an owner would do with the machine at hand. For each sparsity and number of ranks
 `espalier plan --study` predicts; then the fastest layout is trained to the study's goal from --seeds, with the hyperparameters of the two nearest cells,
 between which they are interpolated in logarithms, as the batch is. Time is that of steps alone, evaluations left out, on both sides. --batch 0 takes the power of two in the middle of the
@@ -30,6 +31,8 @@ arguments.add_argument("--seconds", type=float, default=60, help="of each study"
 arguments.add_argument("--slower", type=float, default=4, help="a run is given up after so many times the predicted steps")
 arguments.add_argument("--set", action="append", default=[], help="overrides of the study file")
 options = arguments.parse_args()
+# Steps of a run whose steps are timed, at least.
+SHORTEST = 200
 BINARY = os.path.abspath(options.binary) if os.path.exists(options.binary) else options.binary
 
 
@@ -140,17 +143,39 @@ def run_file(study, stem, batch, sparsity, seed, fields, **train):
 
 
 def calibrated(study, cells, batches, cluster):
-    """The cluster with rates refitted to runs at these batches."""
+    """The cluster with rates refitted to runs at these batches, as long as what is predicted: the first steps of a process are slower."""
     folders, stem = [], os.path.join(options.work, f"{study['name']}-calibration")
     for batch in batches:
         run = run_file(study, f"{stem}-{batch}", batch, 0, 1, between(cells, batch))
-        folders.append(step_seconds(run, f"{stem}-{batch}", 400)[1])
+        steps = next(cell["k_star"] for cell in cells if cell["batch"] == batch)
+        folders.append(step_seconds(run, f"{stem}-{batch}", max(SHORTEST, steps))[1])
     out = stem + ".toml"
-    espalier("plan", "--calibrate", *folders, "--cluster", cluster, "-o", out, "--json")
+    fitted = espalier("plan", "--calibrate", *folders, "--cluster", cluster, "-o", out, "--json")
+    for batch, run in zip(batches, fitted["runs"]):
+        print(f"batch {batch}, dense: a step of {run['measured_ms']:.3f} ms, predicted {run['predicted_ms']:.3f}, refitted {run['calibrated_ms']:.3f}")
     return out
 
 
-def check(name, cluster):
+def measure_machine(number):
+    """The machine as it is now."""
+    cluster = os.path.join(options.work, "cluster.toml")
+    if os.path.exists(cluster):
+        os.remove(cluster)
+    espalier("bench", "compute", "--device", options.device, "-o", cluster, "--json")
+    # The cores of a machine are several devices, and a file of them wants their link.
+    if number > 1 or options.device == "cpu":
+        espalier("bench", "comm", "--device", options.device, "-o", cluster, "--json")
+    return cluster
+
+
+def predicted(study, folder, batch, sparsity, number, cluster):
+    """The time to the result at a batch; none where the study has no steps for it."""
+    saved = os.path.join(options.work, f"{study['name']}-plan")
+    plan = espalier("plan", "--study", folder, "--cluster", cluster, "--gpus", str(number), "--batches", str(batch), "--save", saved, "--force", "--json")
+    return next((point for point in plan["time_to_result"] if point["sparsity"] == sparsity), None)
+
+
+def check(name):
     folder, study = studied(name)
     goal_field, goal_value = next(iter(study["goal"].items()))
     goal = lambda validation: (1 - validation["accuracy"] if goal_field == "error" else validation["loss"]) <= goal_value
@@ -162,24 +187,27 @@ def check(name, cluster):
     batch = options.batch or 2 ** round(math.log2(math.sqrt(low * high)))
     if batch in batches:
         print(f"{study['name']}: batch {batch} is in the study; choose another with --batch")
+    numbers = list(map(int, options.ranks.split(",")))
+    cluster = options.cluster
     if options.calibrate:
-        cluster = calibrated(study, [cell for cell in summary["cells"] if cell["sparsity"] == 0], sorted({low, high}), cluster)
-    plan = espalier("plan", "--study", folder, "--cluster", cluster, "--gpus", options.ranks, "--batches", str(batch), "--save", os.path.join(options.work, f"{study['name']}-plan"), "--force", "--json")
+        cluster = calibrated(study, [cell for cell in summary["cells"] if cell["sparsity"] == 0], sorted({low, high}), cluster or measure_machine(max(numbers)))
     rows = []
-    for point in sorted(plan["time_to_result"], key=lambda point: (point["sparsity"], point["gpus"])):
-        sparsity, number = point["sparsity"], point["gpus"]
+    for sparsity, number in [(sparsity, number) for sparsity in sorted({cell["sparsity"] for cell in summary["cells"]}) for number in numbers]:
+        now = cluster or measure_machine(number)
+        point = predicted(study, folder, batch, sparsity, number, now)
+        if point is None:
+            continue
         fields = between([cell for cell in summary["cells"] if cell["sparsity"] == sparsity], batch)
-        found = []
+        found, each = [], None
         for seed in map(int, options.seeds.split(",")):
             stem = os.path.join(options.work, f"{study['name']}-{sparsity}-{batch}-{number}-{seed}")
             steps = every * math.ceil(options.slower * point["steps"] / every)
             run_file(study, stem, batch, sparsity, seed, fields, steps=steps, eval_every=every, log_every=every)
-            espalier("plan", stem + ".toml", "--cluster", cluster, "--gpus", str(number), "--apply", stem + "-laid-out.toml", "--force", "--json")
+            espalier("plan", stem + ".toml", "--cluster", now, "--gpus", str(number), "--apply", stem + "-laid-out.toml", "--force", "--json")
+            each = each or step_seconds(stem + "-laid-out.toml", stem, max(SHORTEST, point["steps"]))[0]
             subprocess.run(["rm", "-rf", stem])
             found.append(trained(stem + "-laid-out.toml", stem, goal))
-        reached = [steps for steps in found if steps]
-        each = step_seconds(stem + "-laid-out.toml", stem, max([200, *reached]))[0] if reached else None
-        rows.append((sparsity, number, point, reached, each, len(found)))
+        rows.append((sparsity, number, point, [steps for steps in found if steps], each, len(found)))
     print(f"\n{study['name']}, batch {batch} (not among {batches}), seeds {options.seeds}, to a validation {goal_field} of {goal_value}")
     print("| sparsity | ranks | layout | K* | steps predicted (interval) | steps measured | step ms predicted | measured | s predicted (interval) | s measured, median | measured/predicted |")
     print("|---|---|---|---|---|---|---|---|---|---|---|")
@@ -199,14 +227,5 @@ def check(name, cluster):
 
 
 os.makedirs(options.work, exist_ok=True)
-cluster = options.cluster
-if not cluster:
-    cluster = os.path.join(options.work, "cluster.toml")
-    if not os.path.exists(cluster):
-        began = time.time()
-        espalier("bench", "compute", "--device", options.device, "-o", cluster, "--json")
-        if options.ranks != "1":
-            espalier("bench", "comm", "--device", options.device, "-o", cluster, "--json")
-        print(f"{cluster}: measured in {time.time() - began:.0f} s")
 for name in options.study:
-    check(name, cluster)
+    check(name)
