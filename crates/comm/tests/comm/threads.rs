@@ -90,7 +90,7 @@ fn messages_leave_one_after_the_other() {
 /// A sum sets off when the last rank has come, and takes that long from then on, also where nobody waits for it.
 #[test]
 fn late_messages_take_their_time_while_ranks_compute() {
-    let latency = Duration::from_millis(40);
+    let latency = Duration::from_millis(400);
     run(2, LONG, |comm| {
         let comm = comm.delayed(latency);
         comm.barrier()?;
@@ -169,7 +169,9 @@ fn a_rank_that_hangs_is_given_up() {
     let run = AssertUnwindSafe(|| threads::run_or_abort(3, Duration::from_secs(1), abort, work));
     let panic = catch_unwind(run).expect_err("it does not return");
     let panic = panic.downcast_ref::<String>().unwrap();
-    assert!(panic.contains(" waited 1.0 s for rank "), "{panic}");
+    // At least as long as the limit; longer where the machine is busy.
+    let waited = panic.split_once(" waited ").and_then(|(_, rest)| rest.split_once(" s for rank "));
+    assert!(waited.is_some_and(|(seconds, _)| seconds.parse::<f64>().unwrap() >= 1.0), "{panic}");
     assert!(panic.ends_with("; the run ends without rank 2, not heard of for another 1.0 s"), "{panic}");
 }
 
