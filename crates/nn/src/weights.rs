@@ -4,10 +4,12 @@
 
 mod initial;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use espalier_plan::filters::to_pytorch;
 use espalier_plan::layout::LocalModel;
 use espalier_plan::spec;
 use espalier_tensor::ops::cast::cast;
@@ -275,9 +277,15 @@ impl Weights {
     }
 }
 
-/// blake3 of a tensor's bytes.
+/// blake3 of a tensor's bytes, in PyTorch's order.
 pub fn digest(tensor: &Tensor) -> Result<[u8; 32]> {
-    Ok(*blake3::Hasher::new().update_rayon(&tensor.read_bytes()?).finalize().as_bytes())
+    Ok(digest_of(tensor.read_bytes()?, tensor.shape(), tensor.dtype()))
+}
+
+/// The same of the bytes of a tensor, as they are in memory.
+pub fn digest_of(bytes: Cow<'_, [u8]>, shape: &[usize], dtype: DType) -> [u8; 32] {
+    let bytes = to_pytorch(bytes, shape, dtype.bytes());
+    *blake3::Hasher::new().update_rayon(&bytes).finalize().as_bytes()
 }
 
 /// blake3 of the digests of all parameters and statistics.

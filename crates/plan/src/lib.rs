@@ -20,6 +20,7 @@ mod edit_distance;
 pub mod engine;
 mod error;
 pub mod field;
+pub mod filters;
 pub mod intervals;
 pub mod layout;
 pub mod learning_rate;

@@ -103,6 +103,13 @@ impl Shard {
         self
     }
 
+    /// The same elements of the tensor with its dimensions in another order; what there is for each is not said.
+    pub fn permuted<const N: usize>(&self, dims: [usize; N]) -> Shard {
+        assert_eq!(N, self.full.len(), "an order of all dimensions");
+        let (full, ranges) = dims.iter().map(|&dim| (self.full[dim], self.ranges[dim].clone())).unzip();
+        Shard { full, ranges, values: ShardValues::Dense, start: None }
+    }
+
     /// The shape of the full tensor.
     pub fn full_shape(&self) -> &[usize] {
         &self.full

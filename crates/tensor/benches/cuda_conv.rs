@@ -106,7 +106,7 @@ fn measure(device: &Device, (_, side, c, o, kernel, stride, padding): Layer, dty
     let geometry = ConvParams { kernel, stride, padding: padding.into() };
     let [out, _] = geometry.output_size([side, side]);
     let x = noise(device, &[BATCH, side, side, c], dtype);
-    let w = noise(device, &[o, c, kernel, kernel], dtype);
+    let w = noise(device, &[o, kernel, kernel, c], dtype);
     let bias = noise(device, &[o], dtype);
     let dy = noise(device, &[BATCH, out, out, o], dtype);
     [

@@ -115,7 +115,7 @@ impl Bench<'_> {
             let conv = ConvParams { kernel, stride, padding: padding.into() };
             let [out, _] = conv.output_size([side, side]);
             let shape = [BATCH, side, side, c];
-            let (x, w) = (self.tensor(&shape), self.tensor(&[o, c, kernel, kernel]));
+            let (x, w) = (self.tensor(&shape), self.tensor(&[o, kernel, kernel, c]));
             let (bias, dy) = (self.tensor(&[o]), self.tensor(&[BATCH, out, out, o]));
             let forward = self.time(|| conv::forward(&x, &w, Some(&bias), conv).unwrap());
             // The first layer of a network needs no gradient of its input.

@@ -17,7 +17,6 @@ const SOURCES: &[&KernelSource] = &[
     &ops::compress::cuda::SOURCE,
     &ops::compress::cuda::EXPAND,
     &ops::conv::kernels::SOURCE,
-    &ops::conv::kernels::FILTER,
     &ops::cross_entropy::cuda::SOURCE,
     &ops::dropout::cuda::SOURCE,
     &ops::elementwise::cuda::SOURCE,

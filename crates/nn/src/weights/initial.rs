@@ -1,11 +1,13 @@
 //! The values that weights start from: functions of the seed, the parameter's name and an element's index in
-//! it alone, never of the layout.
+//! it alone, as PyTorch counts, never of the layout.
 
 use espalier_plan::Shard;
+use espalier_plan::filters::{PYTORCH_DIMS, are_permuted, index_in_pytorch};
 use espalier_plan::spec::{self, Init};
 use espalier_tensor::mask::ones;
 use espalier_tensor::ops::compress::compress;
 use espalier_tensor::ops::index_runs::IndexRuns;
+use espalier_tensor::ops::layout::unflatten;
 use espalier_tensor::ops::sample::{InitialDistribution, sample};
 use espalier_tensor::{Category, DType, Device, Error, Mask, Tensor, random};
 
@@ -19,8 +21,19 @@ pub fn fresh(
     category: Category,
 ) -> Result<Tensor, Error> {
     let key = random::key(seed, name_key(&parameter.name));
-    let (distribution, indices) = (distribution(parameter.init), index_runs(shard));
-    sample(device, &parameter.shape, dtype, distribution, key, &indices, category)
+    let distribution = distribution(parameter.init);
+    let draw = |shape: &[usize], shard: &Shard, category| {
+        sample(device, shape, dtype, distribution, key, &index_runs(shard), category)
+    };
+    if shard.is_empty() || !are_permuted(shard.full_shape()) {
+        return draw(&parameter.shape, shard, category);
+    }
+    let in_pytorch = shard.permuted(PYTORCH_DIMS);
+    let rows = [parameter.shape[0], shard.len() / parameter.shape[0]];
+    // Alone behind this line, so that its memory may be counted as something else.
+    let mut values = unflatten(&draw(&rows, &in_pytorch, Category::Workspace)?, &parameter.shape)?;
+    values.tag_memory(category);
+    Ok(values)
 }
 
 /// Of the same those that a mask keeps, in order. A GPU makes all of them: that takes it less than to find out
@@ -43,7 +56,8 @@ pub fn fresh_kept(
     }
     let key = random::key(seed, name_key(&parameter.name));
     let kept = mask.read_words()?;
-    let indices = IndexRuns::new(ones(&kept).map(|index| (shard.in_full(index), 1)));
+    let full = shard.full_shape();
+    let indices = IndexRuns::new(ones(&kept).map(|index| (index_in_pytorch(full, shard.in_full(index)), 1)));
     let distribution = distribution(parameter.init);
     sample(&device, &[mask.kept()], dtype, distribution, key, &indices, category)
 }

@@ -9,6 +9,7 @@ use espalier_nn::layers::{
 };
 use espalier_nn::model::Model;
 use espalier_nn::weights::{ParameterId, Weights};
+use espalier_plan::filters::index_in_pytorch;
 use espalier_plan::spec::{
     BlockSpec, Conv, Init, Input, LayerSpec, Linear, ModelSpec as Spec, RecomputeMode, WeightOrder,
 };
@@ -148,6 +149,13 @@ fn shift(weights: &mut Weights, id: ParameterId, direction: &[f32], by: f32) {
     }
 }
 
+/// One for each element, whatever their order in memory.
+fn random_numbers(weights: &Weights, id: ParameterId, key: u64) -> Vec<f32> {
+    let shape = weights.get(id).shape();
+    let number = |i| normal(key, index_in_pytorch(shape, i) as u64) as f32;
+    (0..shape.iter().product()).map(number).collect()
+}
+
 pub fn check(input_shape: Input, layers: Vec<LayerSpec>, classes: usize) {
     check_within(input_shape, layers, classes, None);
 }
@@ -159,7 +167,7 @@ pub fn check_within(input_shape: Input, layers: Vec<LayerSpec>, classes: usize, 
         for trial in 0..3 {
             let k = key(9 + trial, id.0 as u64);
             let gradient = &exact[id.0];
-            let direction: Vec<f32> = (0..gradient.len() as u64).map(|i| normal(k, i) as f32).collect();
+            let direction = random_numbers(&weights, id, k);
             let predicted: f64 = gradient.iter().zip(&direction).map(|(g, d)| *g as f64 * *d as f64).sum();
             let size = (direction.len() as f32).sqrt();
             let step = 4e-3 / size;
@@ -197,8 +205,7 @@ pub fn check_bits(
     let mut weights = Weights::initialise(&spec, &device, DType::F32, 3).unwrap();
     // Scales of 1 and shifts of 0 would hide mistakes: move every parameter off its start.
     for id in weights.ids() {
-        let noise: Vec<f32> =
-            (0..weights.get(id).len() as u64).map(|i| normal(key(8, id.0 as u64), i) as f32).collect();
+        let noise = random_numbers(&weights, id, key(8, id.0 as u64));
         shift(&mut weights, id, &noise, 0.1);
     }
     let positions = positions.map(|positions| {

@@ -83,7 +83,7 @@ impl Tracer {
         for layer in layers {
             now = match layer {
                 LayerSpec::Conv(Conv { name, output, kernel, .. }) => {
-                    self.read(name, *output, kernel * kernel, now);
+                    self.read(name, output * kernel * kernel, 1, now);
                     None
                 }
                 LayerSpec::Linear(Linear { name, input, output, order, .. }) => {

@@ -7,7 +7,7 @@ use serde::Serialize;
 pub struct Parameter {
     /// As in a checkpoint: `h.0.attn.c_attn.weight`.
     pub name: String,
-    /// As in a checkpoint.
+    /// As in memory; in a checkpoint too, but for filters of convolutions, which PyTorch has in another order.
     pub shape: Vec<usize>,
     /// What its elements are before the first step.
     pub init: Init,

@@ -1,18 +1,18 @@
 // Convolution of channels-last images as a matrix product whose left matrix, the patches, is never stored: tiles of
 // it are gathered from the images on their way to shared memory. The meaning is that of conv.rs.
 //
-// x, dx: T [batch, h, w, c]; w, dw: T [o, c, k, k]; bias: T [o] or null; y, dy: T [batch, oh, ow, o].
+// x, dx: T [batch, h, w, c]; w, dw: T [o, k, k, c]; bias: T [o] or null; y, dy: T [batch, oh, ow, o].
 // Shape: eleven ints, by value. Fewer than 2^31 pixels on either side.
 //
 //   pass             rows of the product     columns   summed over                  right matrix
-//   forward          pixels of y             o         (u, v, c)                    filter_rows' [o, k k c]  
+//   forward          pixels of y             o         (u, v, c)                    w, [o, k k c]
 //   backward_input   pixels of x             c         (u, v, o)                    conv_input_weight's [c, k k o]
 //   backward_weight  o                       (u, v, c) pixels of y, cut in splits   patches of x
 //
 // conv_input_weight(w, rows, shape): w in the order that backward_input reads. grid ceil(o c k k / 256), block 256.
 // conv_add_bias(y, bias, relu, rows, o, piece): y += bias, then ReLU if it is asked for, for products that are not ours.
 //   Columns of lanes.cuh.
-// conv_forward(x, rows, bias, y, shape), conv_backward_input(dy, rows, dx, shape): one block per tile, f32 64 x 64,
+// conv_forward(x, w, bias, y, shape), conv_backward_input(dy, rows, dx, shape): one block per tile, f32 64 x 64,
 //   bf16 128 x 64 if there are at most 64 columns, else 128 x 128. grid ceil(rows / tile height)
 //   ceil(columns / tile width), block 256, dynamic shared bytes 0 for f32, (128 + tile width) 240 for bf16, for
 //   which the launcher raises the function's limit to 61440.
@@ -59,14 +59,14 @@ KERNEL(256) conv_input_weight(const T* w, T* rows, Shape s) {
     if (i >= static_cast<i64>(s.o) * s.c * area) return;
     const i64 c = i / (area * s.o), o = i % s.o;
     const int uv = i / s.o % area;
-    rows[i] = w[(o * s.c + c) * area + uv];
+    rows[i] = w[(o * area + uv) * s.c + c];
 }
 
 // Two blocks on a multiprocessor.
 #define PAIRED extern "C" __global__ void __launch_bounds__(256, 2)
 
-PAIRED conv_forward(const T* x, const T* rows, const T* bias, T* y, Shape s) {
-    product(Forward<T>{x, s}, rows, bias, y);
+PAIRED conv_forward(const T* x, const T* w, const T* bias, T* y, Shape s) {
+    product(Forward<T>{x, s}, w, bias, y);
 }
 
 PAIRED conv_backward_input(const T* dy, const T* rows, T* dx, Shape s) {
@@ -82,11 +82,7 @@ KERNEL(256) conv_backward_weight(const T* x, const T* dy, float* partial, Shape 
 
 KERNEL(256) conv_weight_total(const float* partial, T* dw, i64 splits, Shape s) {
     const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
-    const int area = s.kernel * s.kernel;
-    const i64 size = static_cast<i64>(s.o) * s.c * area;
+    const i64 size = static_cast<i64>(s.o) * s.c * s.kernel * s.kernel;
     const float sum = column_total(partial, splits, size, i);
-    if (threadIdx.y > 0 || i >= size) return;
-    const i64 o = i / (area * s.c);
-    const int uv = i / s.c % area, c = i % s.c;
-    dw[(o * s.c + c) * area + uv] = from_f32<T>(sum);
+    if (threadIdx.y == 0 && i < size) dw[i] = from_f32<T>(sum);
 }

@@ -1,10 +1,11 @@
 //! Convolution of channels-last images.
 //!
 //! ```text
-//! y[n, i, j, o] = bias[o] + sum over u, v, c of x[n, i s + u - top, j s + v - left, c] w[o, c, u, v]
+//! y[n, i, j, o] = bias[o] + sum over u, v, c of x[n, i s + u - top, j s + v - left, c] w[o, u, v, c]
 //! ```
 //! with stride s and zeros outside the image; the padding below it and to its right only says how many
-//! windows there are. x: [batch, h, w, c]; w: [o, c, kernel, kernel]; bias: `[o]`; y: [batch, oh, ow, o].
+//! windows there are. x: [batch, h, w, c]; w: [o, kernel, kernel, c]; bias: `[o]`; y: [batch, oh, ow, o]. Filters lie
+//! channels last as images do, so that a window and its filter are equal runs of numbers, in tensor cores too.
 //!
 //! In f32 the images are read where they lie (`direct`). Where most numbers are zeros, AVX-512 takes the
 //! others alone: of a pruned weight in the forward pass (`pruned`), of a dy behind a max pool in the backward
@@ -100,7 +101,7 @@ pub fn backward_input(dy: &Tensor, w: &Tensor, conv: ConvParams, input_shape: &[
     }
 }
 
-/// The gradient of `w`: [o, c, kernel, kernel].
+/// The gradient of `w`: [o, kernel, kernel, c].
 pub fn backward_weight(x: &Tensor, dy: &Tensor, conv: ConvParams) -> Result<Tensor> {
     let z = ConvDims::new(x.shape(), dy.width(), conv);
     assert_eq!(dy.shape(), z.output_shape(), "the gradient of a convolution's output");
@@ -157,43 +158,39 @@ impl ConvDims {
     }
 
     fn weight_shape(&self) -> [usize; 4] {
-        [self.o, self.c, self.conv.kernel, self.conv.kernel]
+        [self.o, self.conv.kernel, self.conv.kernel, self.c]
     }
 
     fn check_weight(&self, w: &Tensor) {
         assert_eq!(
             w.shape(),
             self.weight_shape(),
-            "a convolution's weight is [output, input, kernel, kernel]"
+            "a convolution's weight is [output, kernel, kernel, input]"
         );
     }
 }
 
-/// Channels of the input, and of the output, whose weights are moved at a time: they stay in the first-level
-/// cache although one of the two orders jumps.
+/// Inputs under a window, and outputs, whose weights are moved at a time: they stay in the first-level cache
+/// although one of the two orders jumps.
 const CHANNELS: usize = 16;
 
-/// Adds up partial sums of the weight's gradient, each [slices of outputs, taps, c, `slice` outputs], into
-/// dw: [o, c, taps].
+/// Adds up partial sums of the weight's gradient, each [slices of outputs, window, `slice` outputs], into
+/// dw: [o, window].
 fn collect<T: Float>(cpu: &Cpu, sums: &[f32], slice: usize, z: &ConvDims, dw: &mut [T]) {
-    let (taps, depth, size) = (z.conv.kernel * z.conv.kernel, z.window(), z.window() * z.o);
+    let (depth, size) = (z.window(), z.window() * z.o);
     cpu.for_chunks(dw, CHANNELS * depth, |range, dw| {
         let first = range.start / depth;
         let start = first / slice * slice;
         let width = slice.min(z.o - start);
         let count = dw.len() / depth;
-        for c0 in (0..z.c).step_by(CHANNELS) {
-            for tap in 0..taps {
-                for c in c0..(c0 + CHANNELS).min(z.c) {
-                    let mut total = [0.0f32; CHANNELS];
-                    for partial in sums.chunks_exact(size) {
-                        let at = start * depth + (tap * z.c + c) * width + first - start;
-                        total.iter_mut().zip(&partial[at..at + count]).for_each(|(total, x)| *total += x);
-                    }
-                    for (o, total) in total[..count].iter().enumerate() {
-                        dw[(o * z.c + c) * taps + tap] = T::from_f32(*total);
-                    }
-                }
+        for input in 0..depth {
+            let mut total = [0.0f32; CHANNELS];
+            for partial in sums.chunks_exact(size) {
+                let at = start * depth + input * width + first - start;
+                total.iter_mut().zip(&partial[at..at + count]).for_each(|(total, x)| *total += x);
+            }
+            for (o, total) in total[..count].iter().enumerate() {
+                dw[o * depth + input] = T::from_f32(*total);
             }
         }
     });
@@ -221,7 +218,7 @@ mod tests {
                     if rows.contains(&row) && (padding.left..padding.left + z.w).contains(&column) {
                         let y = ((n * z.oh + i) * z.ow + j) * z.o + o;
                         let x = ((n * z.h + row - padding.top) * z.w + column - padding.left) * z.c + c;
-                        f(y, x, ((o * z.c + c) * kernel + u) * kernel + v);
+                        f(y, x, ((o * kernel + u) * kernel + v) * z.c + c);
                     }
                 }
             }
@@ -310,7 +307,7 @@ mod tests {
     ) {
         let z = ConvDims::new(&shape, o, conv);
         eprintln!("{z:?}");
-        let weight = [o, z.c, conv.kernel, conv.kernel];
+        let weight = z.weight_shape();
         let spread = 1.0 / (z.window() as f64).sqrt();
         let x = values(seed, shape.iter().product(), 1.0);
         let w = values(seed + 1, weight.iter().product(), spread);

@@ -24,6 +24,7 @@ impl Checkpoint {
         let Some(entry) = self.files.get(OPTIMIZER).and_then(|tensors| tensors.get(&label)) else {
             return Ok(None);
         };
+        self.refuse_older_state(&label, entry)?;
         let full = Shard::full(shape);
         let is_dense = entry.values == ShardValues::Dense && entry.shape == shape;
         let kept = match is_dense {

@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{FORMAT, MANIFEST, RunProgress};
 
+/// The format in which filters of convolutions were in memory, and so in shards, as they are in files.
+pub(super) const OLDER_FORMAT: u32 = 1;
+
 /// What stands in the place of the hash while it is computed.
 const NO_HASH: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
@@ -20,7 +23,7 @@ const NO_HASH: &str = "000000000000000000000000000000000000000000000000000000000
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Manifest {
-    format: u32,
+    pub(super) format: u32,
     pub(super) model: String,
     pub(super) precision: String,
     pub(super) progress: RunProgress,
@@ -68,7 +71,7 @@ impl Manifest {
         let damaged = |why: String| format!("{MANIFEST} is damaged: {why}");
         let text = std::str::from_utf8(bytes).map_err(|why| damaged(why.to_string()))?;
         let manifest: Manifest = serde_json::from_str(text).map_err(|why| damaged(why.to_string()))?;
-        if manifest.format != FORMAT {
+        if ![OLDER_FORMAT, FORMAT].contains(&manifest.format) {
             return Err(format!("its format is {}, this program reads {FORMAT}", manifest.format));
         }
         if let Some(hash) = &manifest.blake3 {

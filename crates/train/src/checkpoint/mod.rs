@@ -15,7 +15,8 @@
 //! `model-00001-of-00004.safetensors`, with `model.safetensors.index.json`. Which tensors a rank writes is
 //! said in `write`; reading (`read`) joins whatever files there are, so that any number of ranks in any
 //! layout can go on from what any other number left. Where ranks hold shards of tensors, their files hold
-//! shards (`sharded`), and say in the description that the format leaves to its users which they are.
+//! shards (`sharded`), and say in the description that the format leaves to its users which they are. Full
+//! tensors are in files as PyTorch has them (`plan::filters`).
 //!
 //! A checkpoint is written under a temporary name, synced and renamed. Rank 0 writes the manifest last, when
 //! all ranks have reported that their files are on the disk, and renames. Loading checks every hash and every
@@ -64,7 +65,7 @@ pub(crate) use safetensors_file::{is_finite, write_tensors};
 pub use write::SidecarFile;
 
 pub(crate) const MANIFEST: &str = "manifest.json";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 /// Weights and running statistics.
 pub const MODEL: &str = "model.safetensors";
 /// Master weights and moments.

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use safetensors::tensor::Dtype;
 
 use espalier_data::regular_file::{self, RECORDS, irregular};
+use espalier_plan::filters::are_permuted;
 
 use super::fault::{ReadFault, retry};
 use super::files::logical_file;
-use super::manifest::{Manifest, hash};
+use super::manifest::{Manifest, OLDER_FORMAT, hash};
 use super::tensor_entry::{TensorEntry, add_tensors};
 use super::{Checkpoints, MANIFEST, MODEL, RunProgress, refuse};
 use crate::parallel::{Ranks, all_gather_results};
@@ -156,7 +157,20 @@ impl Checkpoint {
             }
         }
         check_entries(&files)?;
-        Ok(Checkpoint { path: path.into(), manifest, shards, files })
+        let checkpoint = Checkpoint { path: path.into(), manifest, shards, files };
+        let mut entries = checkpoint.files.values().flatten();
+        match entries.find(|(_, entry)| !entry.is_full() && checkpoint.has_older_order(&entry.shape)) {
+            Some((name, _)) => Err(format!(
+                "{name} is in shards of an earlier version of this program, in which filters lay otherwise"
+            )
+            .into()),
+            None => Ok(checkpoint),
+        }
+    }
+
+    /// Whether what is in a file as in memory, of filters of this shape, is in the order of an earlier version.
+    pub(super) fn has_older_order(&self, shape: &[usize]) -> bool {
+        self.manifest.format == OLDER_FORMAT && are_permuted(shape)
     }
 
     /// Compares the hashes of the files that fall to this rank.

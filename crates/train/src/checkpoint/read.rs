@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use espalier_plan::filters::{index_in_pytorch, to_memory};
 use espalier_plan::shard::{Shard, ShardValues};
 use espalier_tensor::mask::{copy_bits, ones};
 use espalier_tensor::{DType, Mask, Tensor};
@@ -17,7 +18,7 @@ use super::open::{Checkpoint, ShardFile};
 use super::safetensors_file::dtype_of;
 use super::sharded::{MaskIndex, Overlap, overlap};
 use super::tensor_entry::{FileShard, TensorEntry, read_at};
-use super::{MASKS, OPTIMIZER};
+use super::{MASKS, MODEL, OPTIMIZER};
 use crate::Result;
 
 /// What is read from one file of a checkpoint.
@@ -103,7 +104,15 @@ impl Checkpoint {
             }
         };
         match &entry.values {
-            ShardValues::Dense => take(&full, self.u32_values(file, name)?.expect("it is there"))?,
+            ShardValues::Dense => {
+                let stored = self.u32_values(file, name)?.expect("it is there");
+                let is_older =
+                    self.has_older_order(full.full_shape()) && are_bits(&stored, bits * full.len());
+                take(
+                    &full,
+                    if is_older { packed_to_memory(&stored, full.full_shape(), bits) } else { stored },
+                )?
+            }
             form if *form != ShardValues::Packed(bits) || entry.shape != shard.full_shape() => {
                 return Err(refuse());
             }
@@ -188,6 +197,9 @@ impl Checkpoint {
     ) -> Result<()> {
         let LoadTarget { tensor, shard, range, .. } = target;
         let dtype = dtype_of(tensor);
+        if file == OPTIMIZER {
+            self.refuse_older_state(name, entry)?;
+        }
         let kept = self.kept(entry, shard)?;
         if let (ShardValues::KeptBy(_), Some(kept)) = (&entry.values, &kept) {
             entry.check_kept(kept).map_err(|why| self.refuse(format!("{name} in {file}: {why}")))?;
@@ -223,6 +235,18 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// An error where a tensor is the state of kept weights, in the order of an earlier version.
+    pub(super) fn refuse_older_state(&self, name: &str, entry: &TensorEntry) -> Result<()> {
+        let weight = name.split_once('/').and_then(|(_, weight)| self.shape(MODEL, weight));
+        match weight.is_some_and(|weight| entry.shape != weight && self.has_older_order(weight)) {
+            false => Ok(()),
+            true => Err(self.refuse(format!(
+                "{name} is of an earlier version of this program, in which filters of convolutions lay in another \
+                 order: start from its weights with --from"
+            ))),
+        }
+    }
+
     /// The mask that says which weights are stored, or wanted, of a tensor of which that is not all.
     fn kept(&self, entry: &TensorEntry, shard: &Shard) -> Result<Option<MaskIndex>> {
         let (mask, shape) = match (&entry.values, &shard.values()) {
@@ -256,14 +280,23 @@ impl Checkpoint {
         for file_shard in &entry.file_shards {
             let common = file_shard.overlap(shard, length, kept);
             let (Some(first), Some(last)) = (common.first(), common.last()) else { continue };
-            if let [Overlap { from, to, length }] = common[..] {
+            let is_permuted = entry.is_permuted();
+            if let [Overlap { from, to, length }] = common[..]
+                && !is_permuted
+            {
                 self.read_file_shard(entry, file_shard, from, &mut bytes[to * each..(to + length) * each])?;
                 continue;
             }
-            let mut read = vec![0; (last.from + last.length - first.from) * each];
-            self.read_file_shard(entry, file_shard, first.from, &mut read)?;
+            // Filters are read whole, since what is together in memory is apart there.
+            let begin = if is_permuted { 0 } else { first.from };
+            let end = if is_permuted { file_shard.length } else { last.from + last.length };
+            let mut read = vec![0; (end - begin) * each];
+            self.read_file_shard(entry, file_shard, begin, &mut read)?;
+            if is_permuted {
+                read = to_memory(read, &entry.shape, each);
+            }
             for Overlap { from, to, length } in &common {
-                let from = (from - first.from) * each..(from - first.from + length) * each;
+                let from = (from - begin) * each..(from - begin + length) * each;
                 bytes[to * each..(to + length) * each].copy_from_slice(&read[from]);
             }
         }
@@ -291,6 +324,15 @@ fn kept_bytes(bytes: &[u8], dtype: DType, mask: &Mask, range: &Range<usize>) -> 
     let kept = ones(&words).skip_while(|index| *index < range.start).take_while(|index| *index < range.end);
     let number = |index: usize| &bytes[(index - range.start) * each..(index - range.start + 1) * each];
     Ok(kept.flat_map(number).copied().collect())
+}
+
+/// So many bits for each weight of filters, in PyTorch's order, as they are in memory.
+fn packed_to_memory(words: &[u32], shape: &[usize], bits: usize) -> Vec<u32> {
+    let mut moved = vec![0; words.len()];
+    for i in 0..shape.iter().product() {
+        copy_bits(words, bits * index_in_pytorch(shape, i), &mut moved, bits * i, bits);
+    }
+    moved
 }
 
 /// Whether words are so many bits, those past their end zero.

@@ -12,6 +12,7 @@ use std::io::{self, BufWriter, Write};
 use std::ops::Range;
 use std::path::Path;
 
+use espalier_plan::filters::{shape_in_pytorch, to_pytorch};
 use espalier_tensor::mask::ones;
 use espalier_tensor::{DType, Tensor};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
@@ -52,6 +53,7 @@ fn header(order: &[&(String, CheckpointTensor<'_>)]) -> io::Result<Vec<u8>> {
         let start = end;
         end += stored.byte_len();
         let (dtype, shape) = (stored.dtype(), stored.shape());
+        let shape = if stored.shard().is_none() { shape_in_pytorch(&shape) } else { shape };
         infos.push((name.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) }));
     }
     // One entry, so that the bytes are the same every time: nobody but us reads shards.
@@ -103,8 +105,14 @@ impl CheckpointTensor<'_> {
         self.shape().iter().product::<usize>() * self.dtype().bitsize() / 8
     }
 
-    /// From whichever device: one tensor at a time is on the host.
+    /// What the file has. From whichever device: one tensor at a time is on the host.
     fn bytes(&self) -> Result<Cow<'_, [u8]>, espalier_tensor::Error> {
+        let bytes = self.bytes_in_memory()?;
+        let is_full = self.shard().is_none();
+        Ok(if is_full { to_pytorch(bytes, &self.shape(), self.dtype().bitsize() / 8) } else { bytes })
+    }
+
+    fn bytes_in_memory(&self) -> Result<Cow<'_, [u8]>, espalier_tensor::Error> {
         match self {
             CheckpointTensor::Tensor(tensor) | CheckpointTensor::Shard(tensor, _) => tensor.read_bytes(),
             CheckpointTensor::Weight(param) => Ok(param.expanded()?.read_bytes()?.into_owned().into()),

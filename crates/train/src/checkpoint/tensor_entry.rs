@@ -6,6 +6,7 @@ use std::io;
 use std::iter;
 use std::os::unix::fs::FileExt;
 
+use espalier_plan::filters::{are_permuted, shape_in_memory};
 use espalier_plan::shard::{ElementRun, Shard, ShardValues};
 use safetensors::tensor::{Dtype, Metadata};
 
@@ -20,7 +21,7 @@ const LARGEST_HEADER: u64 = 100_000_000;
 pub(super) struct TensorEntry {
     pub(super) dtype: Dtype,
     pub(super) values: ShardValues,
-    /// Of the full tensor; where kept weights are stored, of all weights.
+    /// Of the full tensor, in memory; where kept weights are stored, of all weights.
     pub(super) shape: Vec<usize>,
     pub(super) file_shards: Vec<FileShard>,
 }
@@ -54,6 +55,17 @@ impl FileShard {
 }
 
 impl TensorEntry {
+    /// Whether one file has all of it, and it is no shard.
+    pub(super) fn is_full(&self) -> bool {
+        let full = |one: &FileShard| one.shard.is_full() && one.shard.start().is_none();
+        self.values == ShardValues::Dense && self.file_shards.iter().all(full)
+    }
+
+    /// Whether its numbers are in another order than in memory.
+    pub(super) fn is_permuted(&self) -> bool {
+        are_permuted(&self.shape) && self.is_full()
+    }
+
     /// The shape of all that is stored: of kept weights, of their vector.
     pub(super) fn stored_shape(&self) -> Vec<usize> {
         match self.values {
@@ -163,7 +175,7 @@ pub(super) fn add_tensors(
     for (name, info) in header.tensors() {
         let shard = match shard_descriptions.remove(&name) {
             Some(description) => description.shard().map_err(|why| format!("{name}: {why}"))?,
-            None => Shard::full(&info.shape),
+            None => Shard::full(&shape_in_memory(&info.shape)),
         };
         let entry = tensors.entry(name.clone()).or_insert_with(|| TensorEntry {
             dtype: info.dtype,

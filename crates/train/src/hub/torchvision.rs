@@ -32,7 +32,7 @@ impl Architecture for Torchvision {
         let last = ["fc.weight", "classifier.6.weight", "classifier.weight"];
         let classes = last.into_iter().find_map(|name| shapes.get(name)?.first().copied());
         let first = ["conv1.weight", "features.0.weight"];
-        let colours = first.into_iter().find_map(|name| shapes.get(name)?.get(1).copied());
+        let colours = first.into_iter().find_map(|name| shapes.get(name)?.last().copied());
         let (Some(classes), Some(colours)) = (classes, colours) else { return Err(unknown()) };
         let tried = SIDES.into_iter().flat_map(|(form, side)| {
             let image = (side, side, colours);
@@ -74,6 +74,7 @@ fn has_all(shapes: &BTreeMap<&str, &[usize]>, model: &ModelSpec) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use espalier_plan::filters::shape_in_pytorch;
     use serde_json::Value;
 
     use super::*;
@@ -109,6 +110,7 @@ mod tests {
             let parameters = model.parameters().into_iter().map(|one| (one.name, one.shape));
             let all = parameters.chain(model.buffers().into_iter().map(|one| (one.name, one.shape)));
             let line = |(name, shape): (String, Vec<usize>)| {
+                let shape = shape_in_pytorch(&shape);
                 name + &shape.iter().map(|size| format!(" {size}")).collect::<String>() + "\n"
             };
             let mut lines: Vec<String> = all.map(line).collect();

@@ -7,7 +7,7 @@
 //! shard are those of the full tensor where they lie.
 
 use espalier_comm::{Communicator, IntoCommBuffer, Reduce};
-use espalier_nn::weights::{ParameterId, digest};
+use espalier_nn::weights::{ParameterId, digest, digest_of};
 use espalier_plan::Shard;
 use espalier_plan::layout::Layout;
 use espalier_plan::spec::{ModelSpec, Parameter};
@@ -113,7 +113,10 @@ impl ModelParallel {
     pub fn digest(&self, id: ParameterId, local: &Tensor) -> Result<[u8; 32]> {
         match self.is_split(id) {
             false => Ok(digest(local)?),
-            true => Ok(*blake3::Hasher::new().update_rayon(&self.join(id, local)?).finalize().as_bytes()),
+            true => {
+                let full = self.local_shard(id).full_shape();
+                Ok(digest_of(self.join(id, local)?.into(), full, local.dtype()))
+            }
         }
     }
 

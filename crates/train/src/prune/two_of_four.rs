@@ -2,12 +2,13 @@
 //!
 //! That dimension is the one which sparse tensor cores compress: a product reads two of four numbers of a row
 //! of the left matrix, or of a column of the right one, and skips the matching inputs. It is the last one of
-//! a weight `[output, input]`, the first one of GPT-2's `[input, output]`, and the second of a convolution's
-//! `[output, input, kernel, kernel]`, where neighbours are the same position of the kernel in neighbouring
-//! channels (images lie channels last, so these follow each other in the product). Where four do not divide
-//! it, the rest keeps its larger half, rounded up: a single one stays, one of two, two of three.
+//! a weight `[output, input]` and of a convolution's `[output, kernel, kernel, input]`, where neighbours are the
+//! same position of the kernel in neighbouring channels, and the first one of GPT-2's `[input, output]`. Where
+//! four do not divide it, the rest keeps its larger half, rounded up: a single one stays, one of two, two of
+//! three.
 
 use espalier_nn::weights::ParameterId;
+use espalier_plan::spec::Parameter;
 use rayon::prelude::*;
 
 use super::{Decision, MaskBits, Network, NewMasks, Pruner, StepClock};
@@ -28,8 +29,9 @@ impl Pruner for TwoOfFour {
     fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let parameters = network.context.plan.model.parameters();
         let mask = |id: ParameterId| {
-            // Inputs lie along the other one of the first two dimensions.
-            let dim = 1 - parameters[id.0].output_dim;
+            // Outputs lie along the first dimension or the last, inputs along the other one.
+            let Parameter { shape, output_dim, .. } = &parameters[id.0];
+            let dim = shape.len() - 1 - output_dim;
             let keys = network.exclude_pruned(id, network.magnitudes(id)?)?;
             Ok((id, network.mask_on_host(id, &keys, |keys, shape| larger_halves(keys, shape, dim))?))
         };
@@ -77,8 +79,8 @@ mod tests {
         assert_eq!(kept(&digits, &[2, 6], 1), [1, 3, 4, 6, 7, 10]);
         // Six rows of two along the first: columns 3 1 7 5 | 5 0 and 9 4 2 5 | 5 0.
         assert_eq!(kept(&digits, &[6, 2], 0), [1, 4, 6, 7, 8, 9]);
-        // A convolution of three channels and a kernel of two positions: 3 1 7 and 9 4 2, then 5 5 0 and 5 5 0.
-        assert_eq!(kept(&digits, &[2, 3, 2], 1), [0, 1, 3, 4, 6, 7, 8, 9]);
+        // A convolution of three channels and a kernel of two positions: 3 9 1, 4 7 2, 5 5 5 and 5 0 0.
+        assert_eq!(kept(&digits, &[2, 2, 3], 2), [0, 1, 3, 4, 6, 7, 9, 10]);
         assert_eq!(kept(&[2, 0, 1], &[3, 1], 1), [0, 1, 2], "single ones stay");
     }
 

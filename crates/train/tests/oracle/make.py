@@ -9,7 +9,7 @@ The GPT-2 is Hugging Face's, the other networks are of torch.nn's layers, with t
 ("truth"); PyTorch's own f32, or bf16 with sums over micro-batches in f32, computed beside it, says how far from that a good program
 may be, and the tests allow a multiple of it (the file's metadata, "own/..."). Weights begin as numbers that bf16 has.
 
-A file holds, under the names that checkpoints have:
+A file holds, under the names that checkpoints have, filters of convolutions channels last as ours are in memory:
     init/NAME             the weights, before pruning
     mask/NAME             bits, one a weight, the first in the lowest bit; padded to words of 32 bits
     tokens | pixels, labels   micro-batches: u8 [micro_batch, ...]; a pixel is (u8 - 128) / 64
@@ -34,6 +34,17 @@ from transformers import GPT2Config, GPT2LMHeadModel
 ADAMW = dict(lr=0.01, betas=(0.9, 0.999), eps=1e-6)
 DECAY = 0.1
 KEPT = 0.3
+
+
+def ours(tensor):
+    """Filters as they are in our memory: channels last."""
+    return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
+
+
+def bits(mask):
+    """Of a mask or of signs, 32 in a word."""
+    packed = np.packbits(ours(mask).numpy().ravel(), bitorder="little")
+    return np.pad(packed, (0, -len(packed) % 4)).view(np.uint32)
 
 
 class Residual(nn.Module):
@@ -152,10 +163,10 @@ class Oracle:
 
     def named(self, prefix, tensors, masks):
         for name, tensor in tensors.items():
-            tensor = tensor * masks.get(name, 1)
+            tensor = ours(tensor * masks.get(name, 1))
             if name in masks:
                 # Of pruned weights nothing is said.
-                tensor = tensor[masks[name]]
+                tensor = tensor[ours(masks[name])]
             self.save(prefix + self.rename(name), tensor)
 
     def gradient(self, dtype, masks, batches, weights=None):
@@ -218,10 +229,9 @@ class Oracle:
     def make(self):
         full, single, half = torch.float64, torch.float32, torch.bfloat16
         for name, value in self.init.items():
-            self.save("init/" + self.rename(name), value)
+            self.save("init/" + self.rename(name), ours(value))
         for name, mask in self.masks.items():
-            bits = np.packbits(mask.numpy().ravel(), bitorder="little")
-            self.out["mask/" + self.rename(name)] = np.pad(bits, (0, -len(bits) % 4)).view(np.uint32)
+            self.out["mask/" + self.rename(name)] = bits(mask)
         for case, masks in [("dense", {}), ("masked", self.masks)]:
             logits, loss, gradient = self.gradient(full, masks, self.batches[:1])
             own_logits, own_loss, own = self.gradient(single, masks, self.batches[:1])
@@ -288,8 +298,7 @@ def flow():
                 sign = torch.rand(layer.weight.shape, generator=generator) < 0.5
                 scale = np.float32(0.01 if isinstance(layer, nn.Linear) else (2 / (9 * width)) ** 0.5)
                 layer.weight.copy_(torch.where(sign, float(scale), -float(scale)))
-                bits = np.packbits(sign.numpy().ravel(), bitorder="little")
-                out["positive/" + name] = np.pad(bits, (0, -len(bits) % 4)).view(np.uint32)
+                out["positive/" + name] = bits(sign)
                 out["scale/" + name] = np.array([scale])
             layers[-1].bias.zero_()
         layers.insert(-1, nn.Flatten())
@@ -303,7 +312,7 @@ def flow():
     gradient = torch.autograd.grad(loss, parameters, create_graph=True)
     dot = sum((g * g.detach()).sum() for g in gradient)
     for name, product in zip(weights, torch.autograd.grad(dot, parameters)):
-        out["flow/" + name] = np.ascontiguousarray(product.numpy().astype(np.float32))
+        out["flow/" + name] = np.ascontiguousarray(ours(product).numpy().astype(np.float32))
     print(f"flow: seed {seed}, the nearest kink {Gate.nearest:.1e}")
     out |= dict(pixels=pixels, labels=labels.to(torch.uint8).numpy())
     save_file(out, "flow.safetensors", dict(torch=torch.__version__, temperature=str(temperature), seed=str(seed)))
@@ -362,7 +371,7 @@ def resnet8():
     truth, own = results[torch.float64], results[torch.float32]
     worst = max(((truth[n] - own[n].double()).norm() / truth[n].norm()).item() for n in truth)
     print(f"resnet8: the worst tensor in f32 {worst:.2e}, loss {truth['loss'].item():.4f}")
-    out = {"dense/" + (n if n in ("logits", "loss") else "gradient/" + n): t.float().contiguous().numpy() for n, t in truth.items()}
+    out = {"dense/" + (n if n in ("logits", "loss") else "gradient/" + n): ours(t).float().contiguous().numpy() for n, t in truth.items()}
     out |= dict(pixels=pixels.to(torch.uint8).numpy()[None], labels=labels.to(torch.uint8).numpy()[None])
     save_file(out, "resnet8.safetensors", dict(torch=torch.__version__, own=json.dumps(dict(worst=worst))))
 

@@ -5,6 +5,7 @@ mod checkpoint_shards;
 mod compressed;
 mod damage;
 mod evaluate;
+mod filters;
 mod fixture;
 mod generate;
 mod golden;

@@ -141,7 +141,7 @@ impl BenchOp {
                 let [height, width] = conv.output_size([side, side]);
                 let shapes = [
                     vec![batch, side, side, input],
-                    vec![output, input, kernel, kernel],
+                    vec![output, kernel, kernel, input],
                     vec![batch, height, width, output],
                 ];
                 let layers = RepeatedLayers::with_shapes(device, dtype, shapes)?;

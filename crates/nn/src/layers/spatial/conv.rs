@@ -82,7 +82,7 @@ impl ConvRegion {
 
     /// The gradient of its pixels from that of its outputs.
     fn input_gradient(&self, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
-        let (batch, c) = (dy.shape()[0], w.shape()[1]);
+        let (batch, c) = (dy.shape()[0], w.width());
         let [rows, columns] = self.visible.size();
         let dx = conv::backward_input(dy, w, self.conv, &[batch, rows, columns, c])?;
         if self.visible == Region::all(self.size) {

@@ -15,7 +15,7 @@ use super::{
 use crate::field::{LARGEST, flag, integer, size};
 use crate::tiles::SlidingWindow;
 
-/// Convolution over height and width; the weight is `[output, input, kernel, kernel]`.
+/// Convolution over height and width; the weight is `[output, kernel, kernel, input]`, channels last as images are.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Conv {
     /// Prefix of `.weight` and `.bias`.
@@ -68,7 +68,7 @@ impl LayerDescription for Conv {
     }
 
     fn parameters(&self) -> Vec<Parameter> {
-        let shape = vec![self.output, self.input, self.kernel, self.kernel];
+        let shape = vec![self.output, self.kernel, self.kernel, self.input];
         weight_and_bias(&self.name, shape, self.init, self.bias.then_some(self.output))
     }
 

@@ -63,17 +63,17 @@ pub fn alexnet(image: ImageSize, classes: usize, form: StemForm) -> ModelSpec {
 mod tests {
     use super::*;
 
-    /// As `torchvision.models.alexnet().named_parameters()` lists them.
+    /// As `torchvision.models.alexnet().named_parameters()` lists them, but filters have their inputs last.
     #[test]
     fn names_and_shapes_are_torchvisions() {
         let model = alexnet((224, 224, 3), 1000, StemForm::ImageNet);
         let weights: Vec<_> = model.parameters().into_iter().map(|p| (p.name, p.shape)).collect();
         let expected: [(&str, &[usize]); 8] = [
-            ("features.0", &[64, 3, 11, 11]),
-            ("features.3", &[192, 64, 5, 5]),
-            ("features.6", &[384, 192, 3, 3]),
-            ("features.8", &[256, 384, 3, 3]),
-            ("features.10", &[256, 256, 3, 3]),
+            ("features.0", &[64, 11, 11, 3]),
+            ("features.3", &[192, 5, 5, 64]),
+            ("features.6", &[384, 3, 3, 192]),
+            ("features.8", &[256, 3, 3, 384]),
+            ("features.10", &[256, 3, 3, 256]),
             ("classifier.1", &[4096, 9216]),
             ("classifier.4", &[4096, 4096]),
             ("classifier.6", &[1000, 4096]),

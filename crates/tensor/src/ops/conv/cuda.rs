@@ -1,7 +1,7 @@
 //! Convolution on a GPU: by cuDNN where it loads and serves the shape, otherwise by kernels of ours, the
 //! product of patches, gathered on the way, with the reordered weight.
 
-use super::kernels::{SOURCE, filter_rows, shape};
+use super::kernels::{SOURCE, shape};
 use super::{ConvDims, dnn, thin};
 use crate::cuda::{Args, Build, Cuda};
 use crate::dtype::DType;
@@ -43,11 +43,10 @@ fn own_forward(cuda: &Cuda, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, z: &C
         thin::forward(cuda, x, w, bias, z, &mut y)?;
         return Ok(y);
     }
-    let rows = filter_rows(cuda, w, z.c)?;
-    let args = Args::new().input(x).input(&rows).optional_input(bias).output(&mut y);
+    let args = Args::new().input(x).input(w).optional_input(bias).output(&mut y);
     let (grid, shared) = tiles(z.batch * z.oh * z.ow, z.o, x.dtype());
     let kernel = cuda.kernel(&SOURCE, Build::of(x.dtype()), "conv_forward")?;
-    // SAFETY: x and y have the shapes of this call, `rows` as many elements as w, and the bias is [o].
+    // SAFETY: x, w and y have the shapes of this call, and the bias is [o].
     unsafe { kernel.launch(grid, THREADS, shared, args.fields(&shape(z)))? };
     Ok(y)
 }

@@ -208,8 +208,8 @@ pub(super) fn forward(
         return pruned::forward(&kept, x, bias, z, y);
     }
     let taps = z.conv.kernel * z.conv.kernel;
-    let steps: Vec<usize> = (0..taps).collect();
-    let weight = pack(w, z.c, taps, z.o, z.window(), &steps)?;
+    let steps: Vec<usize> = (0..taps).map(|tap| tap * z.c).collect();
+    let weight = pack(w, z.c, 1, z.o, z.window(), &steps)?;
     let map = ConvMap::forward(&x.device(), z)?;
     map.run(&x.device(), x.slice(), &[weight], bias, y.slice_mut());
     Ok(())
@@ -226,8 +226,9 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Te
     let mut weights = Vec::new();
     for (down, across) in (0..s * s).map(|phase| (phase / s, phase % s)) {
         let (us, vs) = (phase_taps(z, down), phase_taps(z, across));
-        let steps: Vec<usize> = us.iter().flat_map(|u| vs.iter().map(move |v| u * kernel + v)).collect();
-        weights.push(pack(w, z.o, z.window(), z.c, kernel * kernel, &steps)?);
+        let step = |u, v| (u * kernel + v) * z.c;
+        let steps: Vec<usize> = us.iter().flat_map(|u| vs.iter().map(move |v| step(*u, *v))).collect();
+        weights.push(pack(w, z.o, z.window(), z.c, 1, &steps)?);
     }
     let mut dx = Tensor::empty(&dy.device(), &z.input_shape(), DType::F32, Category::Transient)?;
     let map = ConvMap::backward(&dy.device(), z)?;

@@ -1,11 +1,11 @@
-//! Convolution by cuDNN. It reads images as we keep them, channels last, and wants filters so too: a weight passes
-//! through a copy in that order, and its gradient back.
+//! Convolution by cuDNN, which reads images and filters as we keep them, channels last.
 //!
-//! The tensor cores take channels by 16 bytes. An image with an odd number of them is given zeros to fill up.
+//! The tensor cores take channels by 16 bytes. An image with an odd number of them is given zeros to fill up, and
+//! so is its filter.
 //! Where there are fewer, as in the first layer of a network, and the window is small too, those zeros would
 //! be most of the work, and our own kernels are faster.
 
-use super::kernels::{add_bias, filter_back, filter_rows};
+use super::kernels::add_bias;
 use super::{ConvDims, ConvParams};
 use crate::cuda::Cuda;
 use crate::cuda::dnn::{ConvKey, ConvPass};
@@ -30,9 +30,9 @@ pub(super) fn forward(
 ) -> Result<Option<Tensor>> {
     let Some(key) = planned(cuda, ConvPass::Forward, z, x.dtype())? else { return Ok(None) };
     let x = layout::resize(x, key.x[3], Category::Workspace)?;
-    let rows = filter_rows(cuda, w, key.x[3])?;
+    let w = layout::resize(w, key.x[3], Category::Workspace)?;
     let mut y = Tensor::empty(&x.device(), &key.y, x.dtype(), Category::Transient)?;
-    run(cuda, &key, [address(&x), address(&rows), address_mut(&mut y)])?;
+    run(cuda, &key, [address(&x), address(&w), address_mut(&mut y)])?;
     match bias {
         Some(bias) => add_bias(cuda, &mut y, bias, relu)?,
         None if relu => y = activation::forward(ActivationFn::Relu, &y)?,
@@ -43,9 +43,9 @@ pub(super) fn forward(
 
 pub(super) fn backward_input(cuda: &Cuda, dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Option<Tensor>> {
     let Some(key) = planned(cuda, ConvPass::Input, z, dy.dtype())? else { return Ok(None) };
-    let rows = filter_rows(cuda, w, key.x[3])?;
+    let w = layout::resize(w, key.x[3], Category::Workspace)?;
     let mut dx = Tensor::empty(&dy.device(), &key.x, dy.dtype(), Category::Transient)?;
-    run(cuda, &key, [address_mut(&mut dx), address(&rows), address(dy)])?;
+    run(cuda, &key, [address_mut(&mut dx), address(&w), address(dy)])?;
     layout::resize(&dx, z.c, Category::Transient).map(Some)
 }
 
@@ -53,9 +53,9 @@ pub(super) fn backward_weight(cuda: &Cuda, x: &Tensor, dy: &Tensor, z: &ConvDims
     let Some(key) = planned(cuda, ConvPass::Weight, z, x.dtype())? else { return Ok(None) };
     let x = layout::resize(x, key.x[3], Category::Workspace)?;
     let shape = [z.o, z.conv.kernel, z.conv.kernel, key.x[3]];
-    let mut rows = Tensor::empty(&x.device(), &shape, x.dtype(), Category::Workspace)?;
-    run(cuda, &key, [address(&x), address_mut(&mut rows), address(dy)])?;
-    filter_back(cuda, &rows, z.c).map(Some)
+    let mut dw = Tensor::empty(&x.device(), &shape, x.dtype(), Category::Workspace)?;
+    run(cuda, &key, [address(&x), address_mut(&mut dw), address(dy)])?;
+    layout::resize(&dw, z.c, Category::Workspace).map(Some)
 }
 
 /// What cuDNN has a plan for.

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::{CHANNELS, ConvDims, ConvParams, Padding, collect, image};
+use super::{ConvDims, ConvParams, Padding, collect, image};
 use crate::cpu::gemm::{GemmWorkspace, MatrixMut, MatrixRef, serial};
 use crate::cpu::scratch::ScratchPool;
 use crate::device::Device;
@@ -64,8 +64,7 @@ pub(super) fn forward(
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     with_float!(x.dtype(), T => {
-        let weight = permute_weight::<T>(w, z)?;
-        let (x, weight) = (x.slice::<T>(), weight.slice::<T>());
+        let (x, w) = (x.slice::<T>(), w.slice::<T>());
         let tasks = z.rows().div_ceil(z.chunk());
         let scratch = ScratchPool::new(cpu, tasks, || patch_space(&device, z, T::DTYPE))?;
         let packing = GemmWorkspace::new::<T>(cpu, tasks, &[(z.chunk() * z.ow, z.o, z.window())]);
@@ -79,9 +78,9 @@ pub(super) fn forward(
                 }
             }
             let patches = MatrixRef { data: patches, row_stride: z.window(), col_stride: 1 };
-            let weight = MatrixRef { data: weight, row_stride: z.o, col_stride: 1 };
+            let transposed = MatrixRef { data: w, row_stride: 1, col_stride: z.window() };
             let y = MatrixMut { data: y, row_stride: z.o };
-            serial(&packing, pixels, z.o, z.window(), patches, weight, y, bias.is_some());
+            serial(&packing, pixels, z.o, z.window(), patches, transposed, y, bias.is_some());
         }));
     });
     Ok(())
@@ -91,8 +90,7 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Te
     let device = dy.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     with_float!(dy.dtype(), T => {
-        let weight = permute_weight::<T>(w, z)?;
-        let (dy, weight) = (dy.slice::<T>(), weight.slice::<T>());
+        let (dy, w) = (dy.slice::<T>(), w.slice::<T>());
         let group = PIXELS.div_ceil(z.oh * z.ow).min(z.batch);
         let rows = z.chunk().min(group * z.oh);
         let space = || Tensor::empty(&device, &[rows * z.ow * z.window()], DType::F32, Category::Workspace);
@@ -106,9 +104,9 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Te
                 let pixels = (last - first) * z.ow;
                 let dy = &dy[(n * z.oh + first) * z.ow * z.o..][..pixels * z.o];
                 let dy = MatrixRef { data: dy, row_stride: z.o, col_stride: 1 };
-                let transposed = MatrixRef { data: weight, row_stride: 1, col_stride: z.o };
+                let weight = MatrixRef { data: w, row_stride: z.window(), col_stride: 1 };
                 let product = MatrixMut { data: &mut patches[..pixels * z.window()], row_stride: z.window() };
-                serial(&packing, pixels, z.window(), z.o, dy, transposed, product, false);
+                serial(&packing, pixels, z.window(), z.o, dy, weight, product, false);
                 scatter(patches, dx, first..last, z);
             }
         }))
@@ -143,23 +141,6 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &ConvDims, dw: &mut Te
         collect(cpu, sums.slice(), z.o, z, dw.slice_mut::<T>());
     });
     Ok(())
-}
-
-/// [o, c, u, v] as [u, v, c, o].
-fn permute_weight<T: Float>(w: &Tensor, z: &ConvDims) -> Result<Tensor> {
-    let mut permuted = Tensor::empty(&w.device(), &[z.window(), z.o], T::DTYPE, Category::Workspace)?;
-    let Device::Cpu(cpu) = w.device() else { crate::device::host_only() };
-    let area = z.conv.kernel * z.conv.kernel;
-    let w = w.slice::<T>();
-    cpu.for_chunks(permuted.slice_mut::<T>(), CHANNELS * z.o, |range, permuted| {
-        let first = range.start / z.o;
-        for o in 0..z.o {
-            for (row, permuted) in (first..).zip(permuted.chunks_exact_mut(z.o)) {
-                permuted[o] = w[(o * z.c + row % z.c) * area + row / z.c];
-            }
-        }
-    });
-    Ok(permuted)
 }
 
 fn patch_space(device: &Device, z: &ConvDims, dtype: DType) -> Result<Tensor> {

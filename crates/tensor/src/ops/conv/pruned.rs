@@ -83,7 +83,7 @@ impl NonzeroWeights {
             for o in 0..z.o {
                 for c in first..(first + channels).min(z.c) {
                     for tap in 0..taps {
-                        let value = w[(o * z.c + c) * taps + tap];
+                        let value = w[(o * taps + tap) * z.c + c];
                         if value != 0.0 {
                             let offset = ((c - first) * images.h + tap / kernel) * images.w + tap % kernel;
                             offsets.slice_mut::<u32>()[next] = (offset * LANES) as u32;

@@ -10,7 +10,7 @@
 //! A window is `kernel` runs of `kernel` c consecutive numbers, so both are sums of whole vectors. Images
 //! must not be padded, so that every window is whole, and runs must fill vectors.
 //!
-//! x, dx: [batch, h, w, c]; dy: [batch, oh, ow, o]; w and its gradient here: [o, kernel, kernel, c].
+//! x, dx: [batch, h, w, c]; dy: [batch, oh, ow, o]; w and its gradient: [o, kernel, kernel, c].
 
 use std::arch::x86_64::{__m512, _mm512_cmpneq_ps_mask, _mm512_setzero_ps};
 
@@ -126,7 +126,7 @@ fn not_zero(_: Avx512, x: &[f32; LANES]) -> u16 {
     unsafe { compare(x) }
 }
 
-/// The gradient of the weight, [o, c, kernel, kernel].
+/// The gradient of the weight.
 pub(super) fn backward_weight(
     proof: Avx512,
     x: &Tensor,
@@ -159,11 +159,10 @@ pub(super) fn backward_weight(
             }
         });
     });
-    let (taps, sums) = (z.conv.kernel * z.conv.kernel, sums.slice::<f32>());
+    let sums = sums.slice::<f32>();
     cpu.for_chunks(dw.slice_mut::<f32>(), window, |range, dw| {
-        for (tap, channel) in (0..taps).flat_map(|tap| (0..z.c).map(move |c| (tap, c))) {
-            let groups = sums.chunks_exact(z.o * window);
-            dw[channel * taps + tap] = groups.map(|group| group[range.start + tap * z.c + channel]).sum();
+        for (dw, at) in dw.iter_mut().zip(range) {
+            *dw = sums.chunks_exact(z.o * window).map(|group| group[at]).sum();
         }
     });
     Ok(())
@@ -174,11 +173,10 @@ pub(super) fn backward_input(proof: Avx512, dy: &Tensor, w: &Tensor, z: &ConvDim
     let device = dy.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
     let (image, pixels, window) = (z.h * z.w * z.c, z.oh * z.ow * z.o, z.window());
-    let rows = by_output(cpu, w, z)?;
     let group = (AT_HAND / (4 * image)).clamp(1, z.batch);
     let scratch = ScratchPool::new(cpu, z.batch.div_ceil(group), || NonzeroLists::alloc(&device, group, z))?;
     let mut dx = Tensor::empty(&device, &z.input_shape(), DType::F32, Category::Transient)?;
-    let (dy, rows) = (dy.slice::<f32>(), rows.slice::<f32>());
+    let (dy, w) = (dy.slice::<f32>(), w.slice::<f32>());
     cpu.for_chunks(dx.slice_mut::<f32>(), group * image, |range, dx| {
         let (first, images) = (range.start / image, dx.len() / image);
         dx.fill(0.0);
@@ -188,7 +186,7 @@ pub(super) fn backward_input(proof: Avx512, dy: &Tensor, w: &Tensor, z: &ConvDim
             for slice in (0..z.o).step_by(LANES) {
                 lists.fill(proof, dy, slice, z);
                 for channel in 0..LANES {
-                    let w = &rows[(slice + channel) * window..][..window];
+                    let w = &w[(slice + channel) * window..][..window];
                     for_runs(z, |from, to, vectors| {
                         // SAFETY: as above, of dx.
                         unsafe { add_runs(vectors, lists.of(channel), &w[to..], &mut dx[from..]) }
@@ -198,19 +196,6 @@ pub(super) fn backward_input(proof: Avx512, dy: &Tensor, w: &Tensor, z: &ConvDim
         });
     });
     Ok(dx)
-}
-
-/// The weight as [o, kernel, kernel, c].
-fn by_output(cpu: &Cpu, w: &Tensor, z: &ConvDims) -> Result<Tensor> {
-    let (taps, w) = (z.conv.kernel * z.conv.kernel, w.slice::<f32>());
-    let device = Device::Cpu(cpu.clone());
-    let mut rows = Tensor::empty(&device, &[z.o, z.window()], DType::F32, Category::Workspace)?;
-    cpu.for_chunks(rows.slice_mut::<f32>(), z.window(), |range, row| {
-        for (tap, row) in row.chunks_exact_mut(z.c).enumerate() {
-            row.iter_mut().enumerate().for_each(|(c, to)| *to = w[range.start + c * taps + tap]);
-        }
-    });
-    Ok(rows)
 }
 
 /// Calls `work(offset in the image from a window's first number on, offset in the window, vectors)` for chunks

@@ -50,16 +50,13 @@ DEVICE const float4& four(const float* at) { return *reinterpret_cast<const floa
 KERNEL(256) conv_thin_forward(const T* x, const T* w, const T* bias, T* y, Shape s) {
     extern __shared__ float4 room[];
     __shared__ Taps taps;
-    const int area = s.kernel * s.kernel, window = area * s.c, pixels = 4096 / s.o;
+    const int window = s.kernel * s.kernel * s.c, pixels = 4096 / s.o;
     float* const windows = reinterpret_cast<float*>(room);  // [window, pixels]
     float* const weights = windows + window * pixels;       // [window, o]
     const Forward<T> patches{x, s};
     const int first = blockIdx.x * pixels;
     taps.find(s, window);
-    for (int i = threadIdx.x; i < window * s.o; i += THREADS) {
-        const int o = i % s.o, t = i / s.o, uv = t / s.c, c = t - uv * s.c;
-        weights[i] = to_f32(w[(o * s.c + c) * area + uv]);
-    }
+    for (int i = threadIdx.x; i < window * s.o; i += THREADS) weights[i] = to_f32(w[i % s.o * window + i / s.o]);
     // Threads that are neighbours have pixels that are neighbours.
     const int each = pixels < THREADS ? pixels : THREADS;
     for (int p = threadIdx.x % each; p < pixels; p += each) {

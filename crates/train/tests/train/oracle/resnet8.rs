@@ -1,6 +1,7 @@
 //! The built-in resnet8 is the network of Lee et al. (2021) as PyTorch computes it with explicit padding: one
 //! pass forward and back, on the processor and, where there is one, on a GPU.
 
+use espalier_plan::filters::index_in_pytorch;
 use espalier_tensor::cuda::Cuda;
 use espalier_testing::{Need, skipped};
 
@@ -11,11 +12,12 @@ const RUN: &str = "[model]\nname = \"resnet8\"\n[data]\nkind = \"shapes\"\n";
 /// A GPU's convolutions round to TF32: 2^-11 of each factor, over eight layers.
 const TF32: f64 = 5e-3;
 
-/// The weights that the script knows too: the i-th of the n-th parameter in the order of names.
+/// The weights that the script knows too: those of the n-th parameter in the order of names, counted as PyTorch
+/// does.
 fn weight(number: usize, shape: &[usize]) -> Vec<f32> {
     let window: usize = shape[1..].iter().product();
     let scale = if shape.len() > 1 { (2.0 / window as f64).sqrt() } else { 0.1 };
-    let noise = |i: usize| ((i * 7919 + number * 104_729) % 1009) as f64 - 504.0;
+    let noise = |i: usize| ((index_in_pytorch(shape, i) * 7919 + number * 104_729) % 1009) as f64 - 504.0;
     (0..shape.iter().product()).map(|i| (noise(i) / 504.0 * scale) as f32).collect()
 }
 

@@ -2,6 +2,7 @@
 
 use espalier_data::DataSplit;
 use espalier_nn::weights::ParameterId;
+use espalier_plan::filters::index_in_pytorch;
 use espalier_plan::pruning::{Distribution, DynamicSparsity, FlowScore, Scope};
 use espalier_tensor::{Category, Tensor, random};
 use espalier_train::prune::drop_and_grow::{DropAndGrow, best_free};
@@ -120,7 +121,8 @@ fn the_hessian_of_a_network_with_kinks_is_symmetric() {
         let of = |id: &ParameterId| {
             let weight = network.params.param(*id).weight();
             let key = random::key(seed, id.0 as u64);
-            let values: Vec<f32> = (0..weight.len() as u64).map(|i| random::normal(key, i) as f32).collect();
+            let number = |i| random::normal(key, index_in_pytorch(weight.shape(), i) as u64) as f32;
+            let values: Vec<f32> = (0..weight.len()).map(number).collect();
             Tensor::from_slice(&weight.device(), weight.shape(), &values, Category::Workspace).unwrap()
         };
         network.candidates.iter().map(of).collect()

@@ -182,8 +182,8 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
     disturb(&mut bench);
     let shapes: Vec<Vec<usize>> =
         bench.params.ids().map(|id| bench.params.param(id).plan.shard.shape()).collect();
-    assert_eq!(shapes[3], [4, 4, 3, 3], "{:?}", names(&bench));
-    assert_eq!((&shapes[7][..], &shapes[11][..]), (&[5, 4, 1, 1][..], &[10, 80][..]));
+    assert_eq!(shapes[3], [4, 3, 3, 4], "{:?}", names(&bench));
+    assert_eq!((&shapes[7][..], &shapes[11][..]), (&[5, 1, 1, 4][..], &[10, 80][..]));
     // Of the stem channels 1 and 2 go, of the branch 1 and 3: of their sum 1. Of the last convolution 0.
     bench.set(ParameterId(1), &[0.9, 0.01, 0.02, 0.8]);
     bench.set(ParameterId(5), &[0.7, 0.03, -0.9, 0.04]);
@@ -202,7 +202,7 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
     let (stream, last): (&[usize], &[usize]) = (&[0, 2, 3], &[1, 2, 3, 4]);
     let flat: Vec<usize> = last.iter().flat_map(|channel| channel * 16..channel * 16 + 16).collect();
     for id in bench.params.ids() {
-        // What is left of the outer and of the next dimension; the rest is taken in full.
+        // What is left of the outputs and of the inputs, the first and the last dimension; the rest is taken in full.
         let (rows, columns): (&[usize], Option<&[usize]>) = match id.0 {
             0 => (stream, None),
             3 => (stream, Some(stream)),
@@ -214,12 +214,13 @@ fn a_network_with_pruned_channels_is_a_smaller_network() {
         };
         let (shape, values) = (&shapes[id.0], bench.values(id));
         let row = values.len() / shape[0];
-        let all: Vec<usize> = (0..shape.get(1).copied().unwrap_or(1)).collect();
-        let each = row / all.len();
+        let inputs = if shape.len() > 1 { shape[shape.len() - 1] } else { 1 };
+        let all: Vec<usize> = (0..inputs).collect();
         let columns = columns.unwrap_or(&all);
         let left: Vec<f32> = rows
             .iter()
-            .flat_map(|r| columns.iter().flat_map(move |c| (0..each).map(move |i| r * row + c * each + i)))
+            .flat_map(|r| (0..row / inputs).map(move |position| r * row + position * inputs))
+            .flat_map(|first| columns.iter().map(move |column| first + column))
             .map(|index| values[index])
             .collect();
         small.set(id, &left);

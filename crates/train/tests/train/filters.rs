@@ -1,0 +1,88 @@
+//! Filters of convolutions in checkpoints: PyTorch's order in files, ours in memory, and what versions wrote that
+//! had PyTorch's order in memory, too.
+
+use std::fs;
+
+use espalier_tensor::{Category, DType, Device, Tensor};
+use espalier_train::checkpoint::{
+    Checkpoint, CheckpointTensor, Checkpoints, LoadRequest, LoadTarget, MASKS, MODEL, OPTIMIZER, RunProgress,
+};
+use espalier_train::parallel::Ranks;
+use safetensors::SafeTensors;
+
+/// One filter, 1 x 2 positions, three inputs: tens are inputs, ones positions.
+const SHAPE: [usize; 4] = [1, 1, 2, 3];
+const IN_MEMORY: [f32; 6] = [0.0, 10.0, 20.0, 1.0, 11.0, 21.0];
+const IN_FILES: [f32; 6] = [0.0, 1.0, 10.0, 11.0, 20.0, 21.0];
+
+/// A checkpoint of one filter, a mask of it and the state of what is kept, in a new folder.
+fn saved() -> (tempfile::TempDir, Checkpoint) {
+    let folder = tempfile::tempdir().unwrap();
+    let device = Device::cpu(1).unwrap();
+    let tensor = |shape: &[usize], values: &[f32]| {
+        Tensor::from_slice(&device, shape, values, Category::Weights).unwrap()
+    };
+    let (weight, moment) = (tensor(&SHAPE, &IN_MEMORY), tensor(&[2], &[0.1, 0.2]));
+    let files = vec![
+        (MODEL, vec![("w".to_owned(), CheckpointTensor::Tensor(&weight))]),
+        (MASKS, vec![("w".to_owned(), CheckpointTensor::U32(vec![0b001010]))]),
+        (OPTIMIZER, vec![("moment0/w".to_owned(), CheckpointTensor::Tensor(&moment))]),
+    ];
+    let checkpoints = Checkpoints::new(folder.path(), 1, "m", "f32");
+    checkpoints.save(&RunProgress::default(), files, &Ranks::single()).unwrap();
+    let checkpoint = read(folder.path());
+    (folder, checkpoint)
+}
+
+fn read(folder: &std::path::Path) -> Checkpoint {
+    Checkpoint::read(&folder.join("step-000000"), &Ranks::single()).unwrap()
+}
+
+/// Fills a tensor of zeros.
+fn loaded(checkpoint: &Checkpoint, file: &str, name: &str, shape: &[usize]) -> Result<Vec<f32>, String> {
+    let mut tensor = Tensor::zeros(&Device::cpu(1).unwrap(), shape, DType::F32, Category::Weights).unwrap();
+    let tensors = vec![(name.to_owned(), LoadTarget::full(&mut tensor))];
+    let request = LoadRequest { file, tensors, elsewhere: 0, converts: false };
+    checkpoint.fill(&mut [request]).map_err(|error| error.to_string())?;
+    Ok(tensor.to_f32())
+}
+
+#[test]
+fn full_filters_are_in_files_as_pytorch_has_them() {
+    let (folder, checkpoint) = saved();
+    let bytes = fs::read(folder.path().join("step-000000").join(MODEL)).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let weight = file.tensor("w").unwrap();
+    let numbers: Vec<f32> =
+        weight.data().as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
+    assert_eq!((weight.shape(), &numbers[..]), (&[1, 3, 1, 2][..], &IN_FILES[..]));
+    assert_eq!(loaded(&checkpoint, MODEL, "w", &SHAPE).unwrap(), IN_MEMORY);
+    assert_eq!(loaded(&checkpoint, OPTIMIZER, "moment0/w", &[2]).unwrap(), [0.1, 0.2]);
+    let full = espalier_plan::Shard::full(&SHAPE);
+    assert_eq!(checkpoint.packed(MASKS, "w", &full, 1).unwrap().unwrap(), [0b001010]);
+    // Half of the inputs, read by a rank that has no more.
+    let (second, device) = (full.narrow(3, &[1..2]), Device::cpu(1).unwrap());
+    let mut some = Tensor::zeros(&device, &[1, 1, 2, 1], DType::F32, Category::Weights).unwrap();
+    let tensors = vec![("w".to_owned(), LoadTarget::of(&mut some, second))];
+    checkpoint.fill(&mut [LoadRequest { file: MODEL, tensors, elsewhere: 0, converts: false }]).unwrap();
+    assert_eq!(some.to_f32(), [10.0, 11.0]);
+}
+
+/// Masks change their order when they are read; the state of what they keep is refused, since nothing in it says
+/// which weight a number is of.
+#[test]
+fn what_an_earlier_version_wrote_is_read_or_refused() {
+    let (folder, _) = saved();
+    let path = folder.path().join("step-000000/manifest.json");
+    let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    manifest["format"] = 1.into();
+    manifest.as_object_mut().unwrap().remove("blake3");
+    fs::write(&path, manifest.to_string()).unwrap();
+    let older = read(folder.path());
+    assert_eq!(loaded(&older, MODEL, "w", &SHAPE).unwrap(), IN_MEMORY);
+    // Kept are weights 1 and 3 of the file: those of position 1, inputs 0 and 1.
+    let full = espalier_plan::Shard::full(&SHAPE);
+    assert_eq!(older.packed(MASKS, "w", &full, 1).unwrap().unwrap(), [0b011000]);
+    let error = loaded(&older, OPTIMIZER, "moment0/w", &[2]).unwrap_err();
+    assert!(error.contains("moment0/w is of an earlier version") && error.contains("--from"), "{error}");
+}
