@@ -24,7 +24,6 @@ impl Checkpoint {
         let Some(entry) = self.files.get(OPTIMIZER).and_then(|tensors| tensors.get(&label)) else {
             return Ok(None);
         };
-        self.refuse_older_state(&label, entry)?;
         let full = Shard::full(shape);
         let is_dense = entry.values == ShardValues::Dense && entry.shape == shape;
         let kept = match is_dense {
@@ -43,7 +42,8 @@ impl Checkpoint {
         if indices.len() != stored {
             return Err(self.refuse(format!("{label} has {stored} numbers where {} are kept", indices.len())));
         }
-        let bytes = self.bytes(entry, &shard, stored, kept.as_ref())?;
+        let order = self.older_order(&label, entry)?;
+        let bytes = self.bytes(entry, &shard, stored, kept.as_ref(), order.as_deref())?;
         let mut exact = vec![0.0; full.len()];
         match entry.dtype {
             Dtype::F32 => {
@@ -101,7 +101,7 @@ impl Checkpoint {
                 }
                 _ => shard.clone(),
             };
-            let bytes = convert(self.bytes(entry, &shard, shard.len(), None)?, entry.dtype, Dtype::F32);
+            let bytes = convert(self.bytes(entry, &shard, shard.len(), None, None)?, entry.dtype, Dtype::F32);
             Ok(Some(bytes.as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect()))
         }
     }

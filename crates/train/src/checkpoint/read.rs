@@ -80,7 +80,7 @@ impl Checkpoint {
             return Err(self.refuse(format!("{name} in {file} is sharded")));
         }
         let full = Shard::full(&entry.shape);
-        Ok(Some(words(&self.bytes(entry, &full, entry.shape.iter().product(), None)?)))
+        Ok(Some(words(&self.bytes(entry, &full, entry.shape.iter().product(), None, None)?)))
     }
 
     /// What is packed in words for each weight of a shard, so many bits, whoever wrote which shards or all of it.
@@ -165,8 +165,9 @@ impl Checkpoint {
         for LoadRequest { file, tensors, .. } in requests {
             for (name, target) in tensors {
                 let entry = &self.files[*file][name];
-                let kept = self.kept(entry, &target.shard)?;
-                let bytes = self.bytes(entry, &target.shard, target.range.len(), kept.as_ref())?;
+                let (kept, order) = (self.kept(entry, &target.shard)?, self.older_order(name, entry)?);
+                let bytes =
+                    self.bytes(entry, &target.shard, target.range.len(), kept.as_ref(), order.as_deref())?;
                 let bytes = convert(bytes, entry.dtype, dtype_of(target.tensor));
                 target.take(&bytes)?;
             }
@@ -183,7 +184,7 @@ impl Checkpoint {
             return Ok(None);
         };
         let full = Shard::full(shape);
-        Ok(Some((entry.dtype, self.bytes(entry, &full, shape.iter().product(), None)?)))
+        Ok(Some((entry.dtype, self.bytes(entry, &full, shape.iter().product(), None, None)?)))
     }
 
     /// An error where a tensor is not what a target is for.
@@ -197,9 +198,6 @@ impl Checkpoint {
     ) -> Result<()> {
         let LoadTarget { tensor, shard, range, .. } = target;
         let dtype = dtype_of(tensor);
-        if file == OPTIMIZER {
-            self.refuse_older_state(name, entry)?;
-        }
         let kept = self.kept(entry, shard)?;
         if let (ShardValues::KeptBy(_), Some(kept)) = (&entry.values, &kept) {
             entry.check_kept(kept).map_err(|why| self.refuse(format!("{name} in {file}: {why}")))?;
@@ -235,16 +233,24 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// An error where a tensor is the state of kept weights, in the order of an earlier version.
-    pub(super) fn refuse_older_state(&self, name: &str, entry: &TensorEntry) -> Result<()> {
-        let weight = name.split_once('/').and_then(|(_, weight)| self.shape(MODEL, weight));
-        match weight.is_some_and(|weight| entry.shape != weight && self.has_older_order(weight)) {
-            false => Ok(()),
-            true => Err(self.refuse(format!(
-                "{name} is of an earlier version of this program, in which filters of convolutions lay in another \
-                 order: start from its weights with --from"
-            ))),
+    /// Of state of kept weights in PyTorch's order, as an earlier version has that of filters: which position each
+    /// number has in memory.
+    pub(super) fn older_order(&self, name: &str, entry: &TensorEntry) -> Result<Option<Vec<usize>>> {
+        let weight = name.split_once('/').and_then(|(_, weight)| Some((weight, self.shape(MODEL, weight)?)));
+        let Some((weight, shape)) = weight.filter(|(_, shape)| entry.shape != *shape) else {
+            return Ok(None);
+        };
+        if !self.has_older_order(shape) {
+            return Ok(None);
         }
+        let Some(words) = self.packed(MASKS, weight, &Shard::full(shape), 1)? else { return Ok(None) };
+        let mut kept: Vec<_> = ones(&words).map(|i| index_in_pytorch(shape, i)).enumerate().collect();
+        let stored: usize = entry.shape.iter().product();
+        if kept.len() != stored {
+            return Err(self.refuse(format!("{name} has {stored} numbers where {} are kept", kept.len())));
+        }
+        kept.sort_unstable_by_key(|(_, in_pytorch)| *in_pytorch);
+        Ok(Some(kept.into_iter().map(|(in_memory, _)| in_memory).collect()))
     }
 
     /// The mask that says which weights are stored, or wanted, of a tensor of which that is not all.
@@ -267,34 +273,37 @@ impl Checkpoint {
         }
     }
 
-    /// The bytes of a shard of a tensor, which has so many numbers.
+    /// The bytes of a shard of a tensor, which has so many numbers; `order` is [`Checkpoint::older_order`].
     pub(super) fn bytes(
         &self,
         entry: &TensorEntry,
         shard: &Shard,
         length: usize,
         kept: Option<&MaskIndex>,
+        order: Option<&[usize]>,
     ) -> Result<Vec<u8>> {
         let each = entry.dtype.bitsize() / 8;
         let mut bytes = vec![0; length * each];
         for file_shard in &entry.file_shards {
             let common = file_shard.overlap(shard, length, kept);
             let (Some(first), Some(last)) = (common.first(), common.last()) else { continue };
-            let is_permuted = entry.is_permuted();
+            let is_permuted = entry.is_permuted() || order.is_some();
             if let [Overlap { from, to, length }] = common[..]
                 && !is_permuted
             {
                 self.read_file_shard(entry, file_shard, from, &mut bytes[to * each..(to + length) * each])?;
                 continue;
             }
-            // Filters are read whole, since what is together in memory is apart there.
+            // Filters are read in full, since what is together in memory is apart there.
             let begin = if is_permuted { 0 } else { first.from };
             let end = if is_permuted { file_shard.length } else { last.from + last.length };
             let mut read = vec![0; (end - begin) * each];
             self.read_file_shard(entry, file_shard, begin, &mut read)?;
-            if is_permuted {
-                read = to_memory(read, &entry.shape, each);
-            }
+            read = match order {
+                Some(order) => scatter(&read, order, each),
+                None if is_permuted => to_memory(read, &entry.shape, each),
+                None => read,
+            };
             for Overlap { from, to, length } in &common {
                 let from = (from - begin) * each..(from - begin + length) * each;
                 bytes[to * each..(to + length) * each].copy_from_slice(&read[from]);
@@ -324,6 +333,15 @@ fn kept_bytes(bytes: &[u8], dtype: DType, mask: &Mask, range: &Range<usize>) -> 
     let kept = ones(&words).skip_while(|index| *index < range.start).take_while(|index| *index < range.end);
     let number = |index: usize| &bytes[(index - range.start) * each..(index - range.start + 1) * each];
     Ok(kept.flat_map(number).copied().collect())
+}
+
+/// Numbers of so many bytes, each where the order says.
+fn scatter(bytes: &[u8], order: &[usize], each: usize) -> Vec<u8> {
+    let mut scattered = vec![0; bytes.len()];
+    for (number, to) in bytes.chunks_exact(each).zip(order) {
+        scattered[to * each..][..each].copy_from_slice(number);
+    }
+    scattered
 }
 
 /// So many bits for each weight of filters, in PyTorch's order, as they are in memory.
