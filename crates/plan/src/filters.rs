@@ -1,18 +1,12 @@
 //! Filters of convolutions, the only tensors of four dimensions, lie in memory as
 //! `[output, kernel, kernel, input]`, which is how tensor cores read them. PyTorch has them as
 //! `[output, input, kernel, kernel]`: so they are in files of full tensors, which other programs read, and so they
-//! are numbered where values follow from numbers: what a run draws, and what its weights hash to, does not depend
-//! on their order in memory.
+//! are numbered where initial values follow from numbers, and where weights are hashed.
 
 use std::borrow::Cow;
 
 /// PyTorch's dimensions by their numbers in memory.
 pub const PYTORCH_DIMS: [usize; 4] = [0, 3, 1, 2];
-
-/// Whether a tensor of this shape has filters.
-pub fn are_filters(shape: &[usize]) -> bool {
-    shape.len() == 4
-}
 
 /// Whether PyTorch has them in another order: with one input, or one position, both are the same.
 pub fn are_permuted(shape: &[usize]) -> bool {

@@ -100,8 +100,10 @@ mod tests {
     #[test]
     fn kept_values_are_those_of_the_dense_parameter() {
         let device = Device::cpu(2).unwrap();
-        let unsharded = Shard::full(&[40, 50]);
-        for shard in [unsharded.clone(), unsharded.narrow(1, &[3..9, 20..37])] {
+        let (matrix, filters) = (Shard::full(&[40, 50]), Shard::full(&[12, 3, 3, 5]));
+        let shards =
+            [matrix.clone(), matrix.narrow(1, &[3..9, 20..37]), filters.clone().narrow(0, &[2..5]), filters];
+        for shard in shards {
             let mut mask_words: Vec<u32> =
                 (0..shard.len().div_ceil(32) as u64).map(|word| random::bits(7, word)).collect();
             *mask_words.last_mut().unwrap() &= u32::MAX >> (31 - (shard.len() - 1) % 32);

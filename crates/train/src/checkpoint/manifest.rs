@@ -72,7 +72,10 @@ impl Manifest {
         let text = std::str::from_utf8(bytes).map_err(|why| damaged(why.to_string()))?;
         let manifest: Manifest = serde_json::from_str(text).map_err(|why| damaged(why.to_string()))?;
         if ![OLDER_FORMAT, FORMAT].contains(&manifest.format) {
-            return Err(format!("its format is {}, this program reads {FORMAT}", manifest.format));
+            return Err(format!(
+                "its format is {}, this program reads {OLDER_FORMAT} and {FORMAT}",
+                manifest.format
+            ));
         }
         if let Some(hash) = &manifest.blake3 {
             let found = text.rfind(hash).map(|at| {

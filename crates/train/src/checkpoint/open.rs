@@ -161,7 +161,8 @@ impl Checkpoint {
         let mut entries = checkpoint.files.values().flatten();
         match entries.find(|(_, entry)| !entry.is_full() && checkpoint.has_older_order(&entry.shape)) {
             Some((name, _)) => Err(format!(
-                "{name} is in shards of an earlier version of this program, in which filters lay otherwise"
+                "{name} is in shards of an earlier version of this program, in which filters of convolutions lay in \
+                 another order: export it with that version, and start from the export with --from"
             )
             .into()),
             None => Ok(checkpoint),

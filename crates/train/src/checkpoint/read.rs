@@ -17,7 +17,7 @@ use super::fault::ReadFault;
 use super::open::{Checkpoint, ShardFile};
 use super::safetensors_file::dtype_of;
 use super::sharded::{MaskIndex, Overlap, overlap};
-use super::tensor_entry::{FileShard, TensorEntry, read_at};
+use super::tensor_entry::{FileShard, TensorEntry, overlap_of_shards, read_at};
 use super::{MASKS, MODEL, OPTIMIZER};
 use crate::Result;
 
@@ -198,6 +198,7 @@ impl Checkpoint {
     ) -> Result<()> {
         let LoadTarget { tensor, shard, range, .. } = target;
         let dtype = dtype_of(tensor);
+        self.older_order(name, entry)?;
         let kept = self.kept(entry, shard)?;
         if let (ShardValues::KeptBy(_), Some(kept)) = (&entry.values, &kept) {
             entry.check_kept(kept).map_err(|why| self.refuse(format!("{name} in {file}: {why}")))?;
@@ -284,30 +285,44 @@ impl Checkpoint {
     ) -> Result<Vec<u8>> {
         let each = entry.dtype.bitsize() / 8;
         let mut bytes = vec![0; length * each];
+        let in_memory = match order {
+            Some(order) => Some(scatter(&self.in_files(entry)?, order, each)),
+            None if entry.is_permuted() => Some(to_memory(self.in_files(entry)?, &entry.shape, each)),
+            None => None,
+        };
+        if let Some(all) = in_memory {
+            let full = Shard::full(&entry.shape);
+            for Overlap { from, to, length } in overlap_of_shards((&full, full.len()), (shard, length), kept)
+            {
+                bytes[to * each..(to + length) * each]
+                    .copy_from_slice(&all[from * each..(from + length) * each]);
+            }
+            return Ok(bytes);
+        }
         for file_shard in &entry.file_shards {
             let common = file_shard.overlap(shard, length, kept);
             let (Some(first), Some(last)) = (common.first(), common.last()) else { continue };
-            let is_permuted = entry.is_permuted() || order.is_some();
-            if let [Overlap { from, to, length }] = common[..]
-                && !is_permuted
-            {
+            if let [Overlap { from, to, length }] = common[..] {
                 self.read_file_shard(entry, file_shard, from, &mut bytes[to * each..(to + length) * each])?;
                 continue;
             }
-            // Filters are read in full, since what is together in memory is apart there.
-            let begin = if is_permuted { 0 } else { first.from };
-            let end = if is_permuted { file_shard.length } else { last.from + last.length };
-            let mut read = vec![0; (end - begin) * each];
-            self.read_file_shard(entry, file_shard, begin, &mut read)?;
-            read = match order {
-                Some(order) => scatter(&read, order, each),
-                None if is_permuted => to_memory(read, &entry.shape, each),
-                None => read,
-            };
+            let mut read = vec![0; (last.from + last.length - first.from) * each];
+            self.read_file_shard(entry, file_shard, first.from, &mut read)?;
             for Overlap { from, to, length } in &common {
-                let from = (from - begin) * each..(from - begin + length) * each;
+                let from = (from - first.from) * each..(from - first.from + length) * each;
                 bytes[to * each..(to + length) * each].copy_from_slice(&read[from]);
             }
+        }
+        Ok(bytes)
+    }
+
+    /// The bytes of all numbers of a tensor, in the order in which they are in files.
+    fn in_files(&self, entry: &TensorEntry) -> Result<Vec<u8>> {
+        let each = entry.dtype.bitsize() / 8;
+        let mut bytes = vec![0; entry.shape.iter().product::<usize>() * each];
+        for file_shard in &entry.file_shards {
+            let numbers = file_shard.start() * each..(file_shard.start() + file_shard.length) * each;
+            self.read_file_shard(entry, file_shard, 0, &mut bytes[numbers])?;
         }
         Ok(bytes)
     }

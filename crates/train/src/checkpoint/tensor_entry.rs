@@ -37,21 +37,32 @@ pub(super) struct FileShard {
 }
 
 impl FileShard {
-    fn start(&self) -> usize {
+    pub(super) fn start(&self) -> usize {
         self.shard.start().unwrap_or(0)
     }
 
-    /// What it has of what is wanted. Of the same shard that is a range, whatever the mask keeps of it.
+    /// What it has of what is wanted.
     pub(super) fn overlap(&self, wanted: &Shard, length: usize, kept: Option<&MaskIndex>) -> Vec<Overlap> {
-        if self.shard.elements() == wanted.elements() && self.shard.values() == wanted.values() {
-            let flat = |first: usize, length| iter::once(ElementRun { at: 0, in_full: first, length });
-            return overlap(flat(self.start(), self.length), flat(wanted.start().unwrap_or(0), length));
-        }
-        let runs_of = |shard: &Shard, length| -> Vec<ElementRun> {
-            runs(shard, length, kept.filter(|_| matches!(shard.values(), ShardValues::KeptBy(_)))).collect()
-        };
-        overlap(runs_of(&self.shard, self.length).into_iter(), runs_of(wanted, length).into_iter())
+        overlap_of_shards((&self.shard, self.length), (wanted, length), kept)
     }
+}
+
+/// What one shard, of so many numbers, has of another. Of the same shard that is a range, whatever the mask keeps of it.
+pub(super) fn overlap_of_shards(
+    (there, stored): (&Shard, usize),
+    (wanted, length): (&Shard, usize),
+    kept: Option<&MaskIndex>,
+) -> Vec<Overlap> {
+    if there.elements() == wanted.elements() && there.values() == wanted.values() {
+        let flat = |first: Option<usize>, length| {
+            iter::once(ElementRun { at: 0, in_full: first.unwrap_or(0), length })
+        };
+        return overlap(flat(there.start(), stored), flat(wanted.start(), length));
+    }
+    let runs_of = |shard: &Shard, length| -> Vec<ElementRun> {
+        runs(shard, length, kept.filter(|_| matches!(shard.values(), ShardValues::KeptBy(_)))).collect()
+    };
+    overlap(runs_of(there, stored).into_iter(), runs_of(wanted, length).into_iter())
 }
 
 impl TensorEntry {

@@ -215,8 +215,7 @@ fn rule_of(rule: optimizer::OptimizerRule) -> UpdateRule {
 mod tests {
     use super::*;
 
-    /// Rows, columns, some heads' queries, keys and values, fewer keys than queries, and channels of a
-    /// convolution.
+    /// Rows, columns, some heads' queries, keys and values, fewer keys than queries, and filters.
     #[test]
     fn positions_are_those_of_the_shard() {
         let linear = || Shard::full(&[6, 24]);
@@ -227,7 +226,7 @@ mod tests {
             linear().narrow(1, &[2..4, 10..12, 18..20]),
             linear().narrow(1, &[4..12, 16..18, 20..22]),
             linear().narrow(1, &[0..4, 16..20]),
-            Shard::full(&[4, 6, 3, 3]).narrow(1, &[3..6]),
+            Shard::full(&[4, 3, 3, 6]).narrow(0, &[1..3]),
             Shard::full(&[24]).narrow(0, &[8..16]),
         ] {
             let positions = positions(&shard);
