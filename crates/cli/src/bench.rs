@@ -5,7 +5,6 @@ pub mod cluster_file;
 mod comm;
 mod compute;
 mod generate;
-mod sparse;
 mod timing;
 
 use std::process::ExitCode;
@@ -28,8 +27,6 @@ enum BenchCommand {
     Comm(comm::CommArguments),
     /// Benchmark text generation (decoding): tokens/s, and the fraction of memory bandwidth used.
     Generate(generate::BenchGenerateArguments),
-    /// Compare dense, sparse and 2:4 matmul kernels on a pruned linear layer.
-    Sparse(sparse::SparseArguments),
 }
 
 pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
@@ -38,6 +35,5 @@ pub fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         BenchCommand::Compute(arguments) => compute::compute(arguments),
         BenchCommand::Comm(arguments) => comm::comm(arguments),
         BenchCommand::Generate(arguments) => generate::generate(arguments),
-        BenchCommand::Sparse(arguments) => sparse::sparse(arguments),
     }
 }

@@ -27,8 +27,6 @@ pub enum Need {
     TwoCuda,
     /// cuDNN's library; for most tests a device too.
     Cudnn,
-    /// A device whose tensor cores multiply 2:4 sparse matrices, and the library for it.
-    TwoFour,
     /// NCCL's library, and a device.
     Nccl,
     /// NVRTC's library alone, which compiles kernels without a device.
@@ -48,11 +46,10 @@ pub enum Need {
 }
 
 /// All of them, as they are written in `ESPALIER_REQUIRE`.
-const NEEDS: [(Need, &str); 12] = [
+const NEEDS: [(Need, &str); 11] = [
     (Need::Cuda, "cuda"),
     (Need::TwoCuda, "two-cuda"),
     (Need::Cudnn, "cudnn"),
-    (Need::TwoFour, "two-four"),
     (Need::Nccl, "nccl"),
     (Need::Nvrtc, "nvrtc"),
     (Need::Mpi, "mpi"),

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use espalier_comm::{Reduce, threads};
 use espalier_plan::cluster::measured::median;
-use espalier_tensor::{Device, Error, Result};
+use espalier_tensor::{Device, Result};
+use espalier_train::Error;
 
 /// One of the things to be timed: does its work once, or queues it on a GPU.
-pub type TimedWork<'a> = Box<dyn FnMut() -> Result<()> + Send + 'a>;
+pub type TimedWork = Box<dyn FnMut() -> Result<()> + Send>;
 
 /// A sample lasts at least this long, by doing the work several times: clocks and launches then do not count.
 const SAMPLE: Duration = Duration::from_millis(2);
@@ -19,21 +20,17 @@ const ROUNDS: (usize, usize) = (3, 41);
 /// How long a device waits for another.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The median milliseconds of each, over as many rounds as fit into about `budget`. In a round each has one
-/// turn; one run of each comes before and does not count.
-pub fn round_robin(device: &Device, budget: Duration, cases: &mut [TimedWork<'_>]) -> Result<Vec<f64>> {
-    rounds(device, budget, cases, Ok)
-}
-
-/// The same on several devices that all do the same at the same time, each with cases of its own: means
-/// over devices.
+/// The median milliseconds of each, over as many rounds as fit into about `budget`, on devices that all do the same at
+/// the same time, each with cases of its own: means over devices. In a round each case has one turn; one run of each
+/// comes before and does not count.
 pub fn at_once(
     devices: &[Device],
     budget: Duration,
-    prepare: impl Fn(&Device) -> Result<Vec<TimedWork<'static>>> + Sync,
-) -> Result<Vec<f64>, espalier_train::Error> {
-    let each = threads::run(devices.len(), TIMEOUT, |comm| -> Result<_, espalier_train::Error> {
+    prepare: impl Fn(&Device) -> Result<Vec<TimedWork>> + Sync,
+) -> Result<Vec<f64>, Error> {
+    let each = threads::run(devices.len(), TIMEOUT, |comm| {
         let device = &devices[comm.rank()];
+        // Waits for the others: so all begin each sample together.
         let mean = |ms: f64| Ok(comm.all_reduce(vec![ms], Reduce::Sum)?[0] / devices.len() as f64);
         rounds(device, budget, &mut prepare(device)?, mean)
     });
@@ -41,13 +38,12 @@ pub fn at_once(
     Ok(each?.swap_remove(0))
 }
 
-/// `mean` waits for the others, where there are any: so all begin each sample together.
-fn rounds<E: From<Error> + Send>(
+fn rounds(
     device: &Device,
     budget: Duration,
-    cases: &mut [TimedWork<'_>],
-    mean: impl Fn(f64) -> Result<f64, E> + Sync,
-) -> Result<Vec<f64>, E> {
+    cases: &mut [TimedWork],
+    mean: impl Fn(f64) -> Result<f64, Error> + Sync,
+) -> Result<Vec<f64>, Error> {
     device.enter(|| {
         let mut plans = Vec::new();
         for case in &mut *cases {
@@ -69,7 +65,7 @@ fn rounds<E: From<Error> + Send>(
 }
 
 /// Seconds of one run, averaged over some that follow each other.
-fn sample(device: &Device, case: &mut TimedWork<'_>, repeats: usize) -> Result<f64> {
+fn sample(device: &Device, case: &mut TimedWork, repeats: usize) -> Result<f64> {
     let start = Instant::now();
     for _ in 0..repeats {
         case()?;
@@ -80,41 +76,37 @@ fn sample(device: &Device, case: &mut TimedWork<'_>, repeats: usize) -> Result<f
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
     use super::*;
 
     #[test]
-    fn turns_alternate_and_an_error_ends_them() {
-        let device = Device::cpu(1).unwrap();
-        let order = Mutex::new(Vec::new());
-        let turn = |name: char| {
-            let order = &order;
-            move || {
+    fn turns_alternate() {
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let turn = |name: char| -> TimedWork {
+            let order = order.clone();
+            Box::new(move || {
                 // So long that a sample is one run.
                 std::thread::sleep(SAMPLE);
                 order.lock().unwrap().push(name);
                 Ok(())
-            }
+            })
         };
-        let mut two: [TimedWork<'_>; 2] = [Box::new(turn('a')), Box::new(turn('b'))];
-        let times = round_robin(&device, Duration::ZERO, &mut two).unwrap();
+        let prepare = |_: &Device| Ok(vec![turn('a'), turn('b')]);
+        let times = at_once(&[Device::cpu(1).unwrap()], Duration::ZERO, prepare).unwrap();
         assert_eq!(times.len(), 2);
         assert_eq!(
             order.lock().unwrap().iter().collect::<String>(),
             "aabbababab",
             "two to warm up, three rounds"
         );
-        let refused = || espalier_tensor::Error::Unsupported { what: "no".into() };
-        let mut bad: [TimedWork<'_>; 1] = [Box::new(|| Err(refused()))];
-        assert_eq!(round_robin(&device, Duration::ZERO, &mut bad).unwrap_err().to_string(), "no");
     }
 
     #[test]
     fn devices_work_at_once_and_one_that_cannot_ends_it() {
         let devices = [Device::cpu(1).unwrap(), Device::cpu(1).unwrap()];
         let begun = Mutex::new(0);
-        let prepare = |_: &Device| -> Result<Vec<TimedWork<'static>>> {
+        let prepare = |_: &Device| -> Result<Vec<TimedWork>> {
             *begun.lock().unwrap() += 1;
             Ok(vec![Box::new(|| {
                 std::thread::sleep(SAMPLE);
@@ -124,7 +116,7 @@ mod tests {
         let times = at_once(&devices, Duration::ZERO, prepare).unwrap();
         assert!(times.len() == 1 && times[0] >= 2.0, "{times:?}");
         assert_eq!(*begun.lock().unwrap(), 2);
-        let refused = |_: &Device| Err(Error::Unsupported { what: "no".into() });
+        let refused = |_: &Device| Err(espalier_tensor::Error::Unsupported { what: "no".into() });
         assert!(at_once(&devices, Duration::ZERO, refused).unwrap_err().to_string().ends_with("no"));
     }
 }

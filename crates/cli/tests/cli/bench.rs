@@ -1,4 +1,4 @@
-//! `espalier bench`: what it prints, draws and writes, and what it refuses.
+//! `espalier bench`: what it prints and writes, and what it refuses.
 
 use std::fs;
 use std::path::Path;
@@ -6,117 +6,11 @@ use std::process::Output;
 
 use espalier_plan::cluster::Cluster;
 
-use crate::{TestDir, assert_contains, espalier, json, json_of, outputs, refused, stderr, succeeded};
-
-fn bench(folder: &Path, arguments: &str) -> Output {
-    run(folder, "sparse", arguments)
-}
-
-fn run(folder: &Path, question: &str, arguments: &str) -> Output {
-    espalier(folder, &format!("bench {question} {arguments}"))
-}
-
-/// On any machine.
-const CPU: &str = "--device cpu";
-
-#[test]
-fn both_products_are_measured_drawn_and_told() {
-    let folder = TestDir::new();
-    for (precision, sizes, ascending) in [("f32", "64", &[64][..]), ("bf16", "64,32,64", &[32, 64])] {
-        let small = format!("--sizes {sizes} --batch 48 --sparsity 0.8");
-        let options = format!("--precision {precision} --svg new/figure.svg --json");
-        let output = succeeded(bench(&folder, &format!("{CPU} {small} {options}")));
-        let found = json(&output.stdout);
-        assert_eq!(found["precision"], precision);
-        outputs::compare("espalier bench sparse --json", std::slice::from_ref(&found));
-        assert_eq!((&found["device"], &found["batch"]), (&"cpu".into(), &48.into()));
-        let rows = found["rows"].as_array().unwrap();
-        assert_eq!(rows.iter().map(|row| row["size"].as_u64().unwrap()).collect::<Vec<_>>(), ascending);
-        for row in rows {
-            let number = |field: &str| row[field].as_f64().unwrap();
-            assert!(number("dense_ms") > 0.0 && number("sparse_ms") > 0.0, "{row}");
-            let ratio = number("sparse_ms") / number("dense_ms");
-            assert!((number("ratio") - ratio).abs() < 1e-9 * ratio, "{row}");
-            let density = number("kept") / number("size").powi(2);
-            assert!((0.1..0.3).contains(&density), "a fifth is kept: {row}");
-        }
-        let sweeps = found["sweeps"].as_array().unwrap();
-        let swept: Vec<u64> = sweeps.iter().rev().map(|sweep| sweep["size"].as_u64().unwrap()).collect();
-        assert_eq!(swept, ascending);
-        assert!(sweeps.iter().all(|sweep| sweep["points"].as_array().unwrap().len() == 10), "{found}");
-        for words in found["words"].as_array().unwrap() {
-            assert!(
-                stderr(&output).contains(words.as_str().unwrap()),
-                "{words} is said: {}",
-                stderr(&output)
-            );
-        }
-        assert_contains(&stderr(&output), &["80 % sparsity", "64 x 64"]);
-        let figure = fs::read_to_string(folder.join("new/figure.svg")).unwrap();
-        assert!(figure.starts_with("<svg") && figure.ends_with("</svg>\n"));
-        assert_eq!(
-            figure.matches("<g data-name=").count(),
-            2 + ascending.len(),
-            "two products, and the sweeps"
-        );
-        let files: Vec<_> = fs::read_dir(folder.join("new")).unwrap().collect();
-        assert_eq!(files.len(), 1, "nothing else is left: {files:?}");
-    }
-}
-
-#[test]
-fn input_that_cannot_be() {
-    let folder = TestDir::new();
-    let refused = |arguments: &str, words: &[&str]| {
-        let text = refused(bench(&folder, &format!("{CPU} {arguments}")), &[]);
-        assert_eq!(text.lines().filter(|line| line.starts_with("error:")).count(), 1, "one sentence: {text}");
-        assert_contains(&text, words);
-        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing is left behind");
-    };
-    for share in ["1", "1.5", "-0.1", "NaN", "most"] {
-        refused(&format!("--sparsity={share}"), &["--sparsity", share, "a fraction in [0, 1)"]);
-    }
-    refused("--precision f16", &["--precision", "f16", "bf16"]);
-    refused("--batch 0", &["--batch", "0"]);
-    refused("--sizes 64,many", &["--sizes", "many"]);
-    refused("--sizes 0", &["--sizes", "0"]);
-    refused("--svg .", &["--svg", "folder"]);
-}
-
-#[test]
-fn a_device_that_is_not_one() {
-    let folder = TestDir::new();
-    refused(bench(&folder, "--device abacus"), &["--device", "abacus", "auto", "cpu", "cuda"]);
-    fs::write(folder.join("file"), "in the way").unwrap();
-    refused(bench(&folder, &format!("{CPU} --out file/figure.svg")), &["file/figure.svg"]);
-    assert_eq!(fs::read_to_string(folder.join("file")).unwrap(), "in the way");
-}
-
-/// With a GPU each column has numbers or a reason; without one the machine is at fault, and nothing is left
-/// behind.
-#[test]
-fn a_gpu_is_measured_or_missed() {
-    let folder = TestDir::new();
-    let output = bench(&folder, "--device cuda --sizes 64,128 --batch 64 --json");
-    if crate::doctor()["cuda"]["found"] == true {
-        assert!(output.status.success(), "{}", stderr(&output));
-        let found = json(&output.stdout);
-        let last = found["rows"].as_array().unwrap().last().unwrap();
-        for (column, reason) in [("sparse_ms", "sparse"), ("two_four_ms", "two_four")] {
-            let why = &found["missing"][reason];
-            assert!(last[column].is_number() != why.is_string(), "{column} or why not: {found}");
-        }
-        assert!(folder.join("out/bench-sparse.svg").exists());
-    } else {
-        assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
-        assert!(stderr(&output).contains("CUDA cannot be used"), "{}", stderr(&output));
-        assert!(!folder.join("out/bench-sparse.svg.part").exists());
-    }
-}
+use crate::{TestDir, espalier, json_of, outputs, refused, stderr};
 
 /// `bench compute` and `bench comm`, with sizes that take a moment.
 fn quick(folder: &Path, question: &str, arguments: &str) -> Output {
-    run(folder, question, &format!("--quick {CPU} {arguments}"))
+    espalier(folder, &format!("bench {question} --quick --device cpu {arguments}"))
 }
 
 #[test]
@@ -166,7 +60,7 @@ fn files_that_cannot_be_a_cluster_s() {
         spoiled(question, "-o run.toml", &["run.toml", "no cluster file"]);
         spoiled(question, "-o run.toml/below", &["run.toml/below"]);
         spoiled(question, "-o .", &["--out", "folder"]);
-        refused(run(&folder, question, "--device abacus"), &["abacus", "cuda"]);
+        refused(espalier(&folder, &format!("bench {question} --device abacus")), &["abacus", "cuda"]);
     }
     spoiled("comm", "-o none.toml", &["none.toml", "espalier bench compute --out none.toml"]);
 }

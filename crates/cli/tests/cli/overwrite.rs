@@ -14,11 +14,6 @@ fn files_of_others_are_not_written_over() {
         (format!("{plan} --gpus 2 --apply"), "two.toml", "run file of `espalier plan --apply`"),
         (format!("{plan} --gpus 2 --trace"), "trace.json", "trace"),
         (format!("{plan} --sweep gpus=1..2 --svg"), "curve.svg", "figure of this program"),
-        (
-            "bench sparse --device cpu --sizes 8 --batch 4 --svg".into(),
-            "sparse.svg",
-            "figure of this program",
-        ),
     ];
     let icon = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 8 8\"><circle r=\"3\"/></svg>\n";
     for (command, name, what) in commands {

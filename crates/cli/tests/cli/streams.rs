@@ -85,7 +85,7 @@ fn help_is_wrapped_and_grouped() {
         "measure",
         "doctor",
         "bench",
-        "bench sparse",
+        "bench compute",
         "tokenize",
         "completions",
     ];

@@ -15,9 +15,6 @@ use cudarc::{cublaslt, driver, nvrtc};
 use super::status::CheckStatus;
 use crate::error::{Error, Result};
 
-mod sparse;
-pub(super) use sparse::{cusparse, cusparse_lt};
-
 /// Starts the driver, once.
 pub(super) fn driver() -> Result<()> {
     static STARTED: OnceLock<Result<(), String>> = OnceLock::new();

@@ -23,7 +23,6 @@ pub mod probe;
 mod profile;
 pub mod recording;
 pub mod side_stream;
-pub(crate) mod sparse;
 mod staging;
 mod status;
 pub mod stream;

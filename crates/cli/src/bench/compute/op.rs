@@ -121,7 +121,7 @@ impl BenchOp {
     }
 
     /// All its passes, ready to be run again and again.
-    pub fn prepare(&self, device: &Device, dtype: DType) -> Result<TimedWork<'static>> {
+    pub fn prepare(&self, device: &Device, dtype: DType) -> Result<TimedWork> {
         let tensor = |shape: &[usize]| random_tensor(device, shape, dtype);
         let activations = Category::Activations;
         Ok(match *self {
@@ -209,7 +209,7 @@ impl RepeatedLayers {
     }
 
     /// The next of them at every turn; what it makes is kept until its next.
-    fn each(self, pass: impl Fn(&[Tensor; 3]) -> Result<Vec<Tensor>> + Send + 'static) -> TimedWork<'static> {
+    fn each(self, pass: impl Fn(&[Tensor; 3]) -> Result<Vec<Tensor>> + Send + 'static) -> TimedWork {
         let mut outputs: Vec<Vec<Tensor>> = self.0.iter().map(|_| Vec::new()).collect();
         let mut at = 0;
         Box::new(move || {

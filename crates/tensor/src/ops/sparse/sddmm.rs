@@ -20,7 +20,7 @@ use crate::memory::Category;
 use crate::tensor::Tensor;
 
 use super::SparsityPattern;
-use super::panels::InputPanels;
+use super::panels::{InputPanels, panel_kernels};
 
 /// Columns of a tile.
 const COLUMNS: usize = 512;
@@ -35,7 +35,7 @@ pub(super) fn product(
     at: &SparsityPattern,
     sums: &mut [f32],
 ) -> Result<()> {
-    let (a, b) = (InputPanels::pack::<f32>(cpu, a)?, InputPanels::pack::<f32>(cpu, b)?);
+    let (a, b) = (InputPanels::pack(cpu, a)?, InputPanels::pack(cpu, b)?);
     let col_indices = at.col_indices.slice::<u32>();
     let tiles: Vec<Vec<TileSegment>> = tiles(at).collect();
     let most = tiles.iter().map(|tile| kept(tile)).max().unwrap_or(0);
@@ -119,8 +119,8 @@ fn total(vector: &[f32]) -> f32 {
 /// A tile, and a panel of each operand.
 struct SddmmTile<'a> {
     /// `[columns][vectors][lanes]`.
-    a: &'a [u32],
-    b: &'a [u32],
+    a: &'a [f32],
+    b: &'a [f32],
     segments: &'a [TileSegment],
     /// Column indices of the matrix's kept elements, ascending in each row.
     col_indices: &'a [u32],
@@ -137,16 +137,16 @@ unsafe fn rows<L: Lanes, const V: usize>(job: SddmmTile<'_>) {
     let mut out = vectors.as_mut_ptr();
     for segment in segments {
         debug_assert!((segment.row + 1) * V * L::N <= a.len());
-        // SAFETY: the caller's promise covers every access; the cells are the bits of f32.
+        // SAFETY: the caller's promise covers every access.
         unsafe {
-            let cells = a.as_ptr().cast::<f32>().add(segment.row * V * L::N);
-            let a_column: [L; V] = std::array::from_fn(|v| L::load(cells.add(v * L::N)));
+            let numbers = a.as_ptr().add(segment.row * V * L::N);
+            let a_column: [L; V] = std::array::from_fn(|v| L::load(numbers.add(v * L::N)));
             for &column_index in &col_indices[segment.kept.clone()] {
                 debug_assert!((column_index as usize + 1) * V * L::N <= b.len());
-                let cells = b.as_ptr().cast::<f32>().add(column_index as usize * V * L::N);
+                let numbers = b.as_ptr().add(column_index as usize * V * L::N);
                 let mut sum = L::load(out);
                 for (v, a_column) in a_column.iter().enumerate() {
-                    sum = sum.add_product(*a_column, L::load(cells.add(v * L::N)));
+                    sum = sum.add_product(*a_column, L::load(numbers.add(v * L::N)));
                 }
                 sum.store(out);
                 out = out.add(L::N);
@@ -155,29 +155,4 @@ unsafe fn rows<L: Lanes, const V: usize>(job: SddmmTile<'_>) {
     }
 }
 
-/// The kernel over one vector type, compiled for its instructions.
-macro_rules! kernel {
-    ($name:ident, $lanes:ty $(, $feature:literal)?) => {
-        /// # Safety
-        /// The processor has the features that this is compiled for, and the job's arrays fit each other.
-        $(#[target_feature(enable = $feature)])?
-        unsafe fn $name(vectors: usize, job: SddmmTile<'_>) {
-            // SAFETY: the caller's promise.
-            unsafe {
-                match vectors {
-                    1 => rows::<$lanes, 1>(job),
-                    2 => rows::<$lanes, 2>(job),
-                    3 => rows::<$lanes, 3>(job),
-                    4 => rows::<$lanes, 4>(job),
-                    _ => unreachable!("a panel of {vectors} vectors"),
-                }
-            }
-        }
-    };
-}
-
-kernel! { portable, [f32; 4] }
-#[cfg(target_arch = "x86_64")]
-kernel! { avx2, std::arch::x86_64::__m256, "avx2,fma" }
-#[cfg(target_arch = "x86_64")]
-kernel! { avx512, std::arch::x86_64::__m512, "avx512f" }
+panel_kernels! { SddmmTile }

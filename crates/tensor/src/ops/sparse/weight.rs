@@ -17,7 +17,7 @@ use crate::memory::Category;
 use crate::ops::compress::compress;
 use crate::tensor::Tensor;
 
-use super::{Csr, SparsityPattern, check, host, offset, sddmm};
+use super::{SparsityPattern, host, sddmm};
 
 /// Kept elements that one task picks.
 const PICK: usize = 1 << 14;
@@ -42,7 +42,6 @@ impl SparseWeight {
         let Device::Cpu(cpu) = device.clone() else {
             return Err(Error::Unsupported { what: "sparse weights are for processors".to_owned() });
         };
-        offset(mask.kept())?;
         let col_indices: Vec<usize> = ones(&mask.words()).collect();
         let (mut row_ends, mut column_ends) = (vec![0u32; rows + 1], vec![0u32; columns + 1]);
         for index in &col_indices {
@@ -86,17 +85,18 @@ impl SparseWeight {
         bias: Option<&Tensor>,
         category: Category,
     ) -> Result<Tensor> {
-        let values = match weight.len() == self.mask.kept() {
-            true => weight.clone().reshape(&[self.mask.kept()]),
+        let mut values = match weight.len() == self.mask.kept() {
+            true => weight.clone(),
             false => compress(weight, &self.mask, Category::Workspace)?,
         };
-        let w = match transposed {
-            true => Csr { pattern: self.by_rows.clone(), values },
-            false => Csr { pattern: self.by_columns.clone(), values: self.turned(&values)? },
-        };
-        check(x, &w);
-        let mut y = Tensor::empty(&x.device(), &[x.rows(), w.rows()], x.dtype(), category)?;
-        host::matmul(&self.cpu, x, &w, bias, &mut y)?;
+        let pattern = if transposed { &self.by_rows } else { &self.by_columns };
+        if !transposed {
+            values = self.turned(&values)?;
+        }
+        assert_eq!(x.width(), pattern.columns, "a product of {:?} and {pattern:?}", x.shape());
+        let mut y = Tensor::empty(&x.device(), &[x.rows(), pattern.rows], DType::F32, category)?;
+        let bias = bias.map(|bias| bias.slice());
+        host::matmul(&self.cpu, x, (pattern, values.slice()), bias, y.slice_mut())?;
         Ok(y)
     }
 
