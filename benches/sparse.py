@@ -9,6 +9,7 @@ of sparse to dense at more and more zeros. A product whose result differs from t
 import argparse
 import statistics
 import time
+import warnings
 
 import torch
 from torch.sparse import to_sparse_semi_structured
@@ -69,15 +70,18 @@ def layer(arguments, size, sparsity, with_two_four):
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    arguments.add_argument("--dtype", choices=["bfloat16", "float32"])
-    arguments.add_argument("--batch", type=int, default=576)
-    arguments.add_argument("--sparsity", type=float, default=0.9)
-    arguments.add_argument("--sizes", default="128,256,512,1024,2048,4096")
-    arguments = arguments.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"])
+    parser.add_argument("--batch", type=int, default=576)
+    parser.add_argument("--sparsity", type=float, default=0.9)
+    parser.add_argument("--sizes", default="128,256,512,1024,2048,4096")
+    arguments = parser.parse_args()
     on_gpu = arguments.device == "cuda"
+    warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
     arguments.dtype = arguments.dtype or ("bfloat16" if on_gpu else "float32")
+    if not on_gpu and arguments.dtype == "bfloat16":
+        parser.error("PyTorch has no sparse products in bfloat16 on a CPU")
     sizes = sorted(int(size) for size in arguments.sizes.split(","))
     # Multiples of what its tensor cores take, and no f32 rounded to TF32.
     two_four = lambda size: on_gpu and arguments.dtype == "bfloat16" and size % 64 == 0
