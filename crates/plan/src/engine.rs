@@ -182,10 +182,7 @@ mod tests {
         assert!((momentum(EngineProfile::AXONN, 1.0) - 16.0).abs() < 1e-12);
         assert!((momentum(EngineProfile::SAMO, 0.1) - 4.0).abs() < 1e-12);
         assert_eq!(EngineProfile::ESPALIER.state.bytes(1.0, 0.1, 0, 1), None);
-        assert!(
-            EngineProfile::SAMO.compresses()
-                && EngineProfile::ESPALIER.compresses()
-                && !EngineProfile::AXONN.compresses()
-        );
+        let engines = [EngineProfile::SAMO, EngineProfile::ESPALIER, EngineProfile::AXONN];
+        assert_eq!(engines.map(|engine| engine.compresses()), [true, true, false]);
     }
 }

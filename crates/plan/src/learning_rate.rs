@@ -177,11 +177,9 @@ mod tests {
     fn the_warm_up_can_begin_at_the_rate_of_a_small_batch() {
         let goyal = LearningRate {
             peak: 0.1,
-            warmup: 5,
             warmup_from: Some(0.1),
             scale_from_batch: Some(256),
-            by_density: 0.0,
-            schedule: RateDecay::Constant,
+            ..rate(5, RateDecay::Constant)
         };
         let rate = goyal.for_batch(8192);
         for (step, expected) in [0.1, 0.72, 1.34, 1.96, 2.58, 3.2, 3.2].into_iter().enumerate() {

@@ -351,34 +351,13 @@ mod tests {
     #[test]
     fn wrong_extents_get_a_sentence() {
         let of = |data, pipeline, tensor, spatial| PerAxis { data, pipeline, tensor, spatial };
-        let say = |axis_sizes, ranks| Mesh::for_ranks(axis_sizes, ranks).unwrap_err().to_string();
-        assert_eq!(
-            say(of(2, 0, 1, 1), 2),
-            "the mesh axis `pipeline` must be at least 1, got 0; an axis that is not in use has 1"
-        );
-        assert_eq!(
-            say(of(usize::MAX, 1, 2, 1), 2),
-            format!(
-                "the mesh of data {} x tensor 2 has more ranks than can be counted; make an axis smaller",
-                usize::MAX
-            )
-        );
-        assert_eq!(
-            say(of(2, 1, 2, 1), 8),
-            "the mesh of data 2 x tensor 2 takes 4 ranks, but 8 were started; start 4, or set `data` to 4"
-        );
-        assert_eq!(
-            say(of(1, 1, 1, 1), 3),
-            "the mesh of one rank takes 1 rank, but 3 were started; start 1, or set `data` to 3"
-        );
-        assert_eq!(
-            say(of(1, 2, 3, 1), 4),
-            "the mesh of pipeline 2 x tensor 3 takes 6 ranks, but 4 were started; start 6, or set `tensor` to 2"
-        );
-        assert_eq!(
-            say(of(1, 4, 4, 1), 6),
-            "the mesh of pipeline 4 x tensor 4 takes 16 ranks, but 6 were started; start 16"
-        );
+        let say = |axis_sizes, ranks| Mesh::for_ranks(axis_sizes, ranks).unwrap_err();
+        insta::assert_snapshot!(say(of(2, 0, 1, 1), 2), @"the mesh axis `pipeline` must be at least 1, got 0; an axis that is not in use has 1");
+        insta::assert_snapshot!(say(of(usize::MAX, 1, 2, 1), 2), @"the mesh of data 18446744073709551615 x tensor 2 has more ranks than can be counted; make an axis smaller");
+        insta::assert_snapshot!(say(of(2, 1, 2, 1), 8), @"the mesh of data 2 x tensor 2 takes 4 ranks, but 8 were started; start 4, or set `data` to 4");
+        insta::assert_snapshot!(say(of(1, 1, 1, 1), 3), @"the mesh of one rank takes 1 rank, but 3 were started; start 1, or set `data` to 3");
+        insta::assert_snapshot!(say(of(1, 2, 3, 1), 4), @"the mesh of pipeline 2 x tensor 3 takes 6 ranks, but 4 were started; start 6, or set `tensor` to 2");
+        insta::assert_snapshot!(say(of(1, 4, 4, 1), 6), @"the mesh of pipeline 4 x tensor 4 takes 16 ranks, but 6 were started; start 16");
     }
 
     #[test]

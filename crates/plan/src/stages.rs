@@ -204,16 +204,13 @@ pub struct BlockTensors {
 impl BlockTensors {
     /// The indices in [`ModelSpec::parameters`] of what some blocks use, tied weights included, ascending.
     pub fn parameters(&self, blocks: Range<usize>) -> Vec<usize> {
-        let mut ids: Vec<usize> = self.parameters[blocks].iter().flatten().copied().collect();
-        ids.sort_unstable();
-        ids.dedup();
-        ids
+        self.held(&[blocks])
     }
 
     /// The indices in [`ModelSpec::parameters`] of what several ranges of blocks use together, ascending.
     pub(crate) fn held(&self, virtual_stages: &[Range<usize>]) -> Vec<usize> {
-        let mut ids: Vec<usize> =
-            virtual_stages.iter().flat_map(|virtual_stage| self.parameters(virtual_stage.clone())).collect();
+        let blocks = virtual_stages.iter().flat_map(|virtual_stage| &self.parameters[virtual_stage.clone()]);
+        let mut ids: Vec<usize> = blocks.flatten().copied().collect();
         ids.sort_unstable();
         ids.dedup();
         ids

@@ -235,18 +235,4 @@ impl HaloPlan {
             padding: WindowPadding { top, bottom, left, right },
         }
     }
-
-    /// Bytes that go to the neighbours forwards, of images with pixels of so many bytes.
-    #[cfg(test)]
-    pub(crate) fn forward_bytes(&self, samples: u64, pixel: u64) -> u64 {
-        let pixels: u64 = self.neighbours.iter().map(|peer| peer.gives.pixels()).sum();
-        samples.saturating_mul(pixel).saturating_mul(pixels)
-    }
-
-    /// Bytes that go to the neighbours backwards: the gradients of what came from them.
-    #[cfg(test)]
-    pub(crate) fn backward_bytes(&self, samples: u64, pixel: u64) -> u64 {
-        let pixels: u64 = self.neighbours.iter().map(|peer| peer.takes.pixels()).sum();
-        samples.saturating_mul(pixel).saturating_mul(pixels)
-    }
 }

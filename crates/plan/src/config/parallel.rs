@@ -213,9 +213,10 @@ impl Parallel {
             let problem = "is \"dense\", but `parallel.zero` shards compressed state only: remove it";
             return Err(Error::conflict("prune.state", problem));
         }
-        if self.spatial.ranks() > 1 && run.train.noise_scale {
-            let problem = "is true, but with `parallel.spatial` a rank has only a partial sum of a micro-batch's gradient";
-            return Err(Error::conflict("train.noise_scale", problem));
+        for (axis, is_split) in [("spatial", self.spatial.ranks() > 1), ("sequence", self.sequence)] {
+            if is_split && run.train.noise_scale {
+                return Err(partial_gradient(axis));
+            }
         }
         if self.spatial.ranks() > 1 && run.train.batch_norm_group > 0 {
             let problem = format!(
@@ -224,10 +225,6 @@ impl Parallel {
             );
             return Err(Error::conflict("train.batch_norm_group", problem));
         }
-        if self.sequence && run.train.noise_scale {
-            let problem = "is true, but with `parallel.sequence` a rank has only a partial sum of a micro-batch's gradient";
-            return Err(Error::conflict("train.noise_scale", problem));
-        }
         if !self.is_local() {
             return Ok(());
         }
@@ -235,25 +232,15 @@ impl Parallel {
             "but with `parallel.average_every` = {} each rank takes its own steps",
             self.average_every
         );
-        if let Some(pipeline) = &self.pipeline {
-            let problem = format!(
-                "is {}, {apart}: a rank here would be a pipeline of {} ranks",
-                pipeline.stages, pipeline.stages
-            );
-            return Err(Error::conflict("parallel.pipeline", problem));
-        }
-        if self.tensor > 1 {
-            let problem = format!(
-                "is {}, {apart}: a rank here would be a tensor-parallel group of {} ranks",
-                self.tensor, self.tensor
-            );
-            return Err(Error::conflict("parallel.tensor", problem));
-        }
-        if self.spatial.ranks() > 1 {
-            let ranks = self.spatial.ranks();
-            let problem =
-                format!("is {ranks}, {apart}: a rank here would be a spatial group of {ranks} ranks");
-            return Err(Error::conflict("parallel.spatial", problem));
+        for (axis, ranks, group) in [
+            ("pipeline", self.stages(), "pipeline"),
+            ("tensor", self.tensor, "tensor-parallel group"),
+            ("spatial", self.spatial.ranks(), "spatial group"),
+        ] {
+            if ranks > 1 {
+                let problem = format!("is {ranks}, {apart}: a rank here would be a {group} of {ranks} ranks");
+                return Err(Error::conflict(format!("parallel.{axis}"), problem));
+            }
         }
         if self.zero > 0 {
             let problem = format!("is {}, {apart} and needs its full state", self.zero);
@@ -306,8 +293,7 @@ impl Parallel {
             return Err(Error::conflict(axis, problem));
         }
         if run.train.noise_scale {
-            let problem = "is true, but with `parallel.integrated` a rank has only a partial sum of a micro-batch's gradient";
-            return Err(Error::conflict("train.noise_scale", problem));
+            return Err(partial_gradient("integrated"));
         }
         if run.train.batch_norm_group > 0 {
             let problem = format!(
@@ -339,4 +325,12 @@ impl Parallel {
         );
         Err(Error::conflict("parallel.data", problem))
     }
+}
+
+/// The noise scale compares gradients that ranks have whole.
+fn partial_gradient(axis: &str) -> Error {
+    let problem = format!(
+        "is true, but with `parallel.{axis}` a rank has only a partial sum of a micro-batch's gradient"
+    );
+    Error::conflict("train.noise_scale", problem)
 }

@@ -103,19 +103,12 @@ fn an_empty_file_is_a_run() {
 }
 
 #[test]
-fn every_kind_of_device_can_be_asked_for() {
+fn every_kind_of_device_can_be_asked_for_and_tf32_forbidden() {
     for (word, kind) in [("auto", DeviceKind::Auto), ("cpu", DeviceKind::Cpu), ("cuda", DeviceKind::Cuda)] {
-        let run = parse(&format!("[device]\nkind = \"{word}\"")).unwrap();
-        assert_eq!(run.device.kind, kind);
+        let run = parse(&format!("[device]\nkind = \"{word}\"\ntf32 = false")).unwrap();
+        assert_eq!((run.device.kind, run.device.tf32), (kind, false));
         assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
     }
-}
-
-#[test]
-fn tf32_can_be_forbidden() {
-    let run = parse("[device]\ntf32 = false").unwrap();
-    assert!(!run.device.tf32);
-    assert_eq!(parse(&run.to_toml().unwrap()).unwrap(), run);
     insta::assert_snapshot!(sentence("[device]\ntf32 = 1"), @"`device.tf32` must be true or false, got 1");
 }
 
@@ -304,19 +297,11 @@ fn every_word_of_every_field_is_read() {
 
 #[test]
 fn variants_of_optimizers_and_of_the_warm_up() {
-    assert!(
-        !parse("[optimizer]\nname = \"lars\"\nexclude_from_trust = false")
-            .unwrap()
-            .optimizer
-            .excludes_from_trust()
-    );
+    let lars = parse("[optimizer]\nname = \"lars\"\nexclude_from_trust = false").unwrap();
+    assert!(!lars.optimizer.excludes_from_trust());
     insta::assert_snapshot!(sentence("[learning_rate]\nwarmup_from = 0.1"), @"`learning_rate.warmup_from` has no effect with `learning_rate.warmup` = 0");
-    assert!(
-        sentence("[optimizer]\nname = \"lars\"\nmax_weight_norm = 10")
-            .contains("`optimizer.max_weight_norm`")
-    );
-    assert!(
-        sentence("[optimizer]\nname = \"adam\"\nexclude_from_trust = false")
-            .contains("`optimizer.exclude_from_trust`")
-    );
+    for (name, field, value) in [("lars", "max_weight_norm", "10"), ("adam", "exclude_from_trust", "false")] {
+        let said = sentence(&format!("[optimizer]\nname = \"{name}\"\n{field} = {value}"));
+        assert!(said.contains(&format!("`optimizer.{field}`")), "{said}");
+    }
 }

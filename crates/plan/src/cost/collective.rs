@@ -25,9 +25,14 @@ impl AllReduce {
 
     pub fn cost(self, ranks: usize, words: f64) -> Cost {
         match self {
-            AllReduce::Ring => ring_all_reduce(ranks, words),
-            AllReduce::Tree => tree_all_reduce(ranks, words),
-            AllReduce::Halving => halving_all_reduce(ranks, words),
+            // A reduce-scatter and an all-gather, each once around a ring: 2 (P - 1) messages, 2 (P - 1)/P n
+            // words. The words hardly depend on P, the messages do.
+            AllReduce::Ring => reduce_scatter(ranks, words) + all_gather(ranks, words),
+            // Up a tree and down again: 2 log2 P messages of all n words. For short vectors.
+            AllReduce::Tree => pattern(2.0 * rounds(ranks), 2.0 * rounds(ranks) * words),
+            // Reduce-scatter by halving the vector and all-gather by doubling it (Rabenseifner): the few messages
+            // of a tree and the few words of a ring, 2 log2 P and 2 (P - 1)/P n. It wants links between all ranks.
+            AllReduce::Halving => pattern(2.0 * rounds(ranks), 2.0 * others(ranks) / ranks as f64 * words),
         }
     }
 }
@@ -41,23 +46,6 @@ pub enum CollectivePattern {
     AllGather(f64),
     /// So many words to the rank before, and to the one behind: [`halo`].
     Halo(f64, f64),
-}
-
-/// A reduce-scatter and an all-gather, each once around a ring: 2 (P - 1) messages, 2 (P - 1)/P n words. The
-/// words hardly depend on P, the messages do.
-pub(crate) fn ring_all_reduce(ranks: usize, words: f64) -> Cost {
-    reduce_scatter(ranks, words) + all_gather(ranks, words)
-}
-
-/// Up a tree and down again: 2 log2 P messages of all n words. For short vectors.
-pub(crate) fn tree_all_reduce(ranks: usize, words: f64) -> Cost {
-    pattern(2.0 * rounds(ranks), 2.0 * rounds(ranks) * words)
-}
-
-/// Reduce-scatter by halving the vector and all-gather by doubling it (Rabenseifner): the few messages of a
-/// tree and the few words of a ring, 2 log2 P and 2 (P - 1)/P n. It wants links between all ranks.
-pub(crate) fn halving_all_reduce(ranks: usize, words: f64) -> Cost {
-    pattern(2.0 * rounds(ranks), 2.0 * others(ranks) / ranks as f64 * words)
 }
 
 /// Each rank gets its P-th of the sum: P - 1 messages, (P - 1)/P n words.
@@ -113,9 +101,9 @@ mod tests {
     /// By hand, for P = 4 and n = 1000.
     #[test]
     fn the_formulas_for_four_ranks() {
-        assert_eq!(ring_all_reduce(4, 1000.0), cost(6.0, 1500.0));
-        assert_eq!(tree_all_reduce(4, 1000.0), cost(4.0, 4000.0));
-        assert_eq!(halving_all_reduce(4, 1000.0), cost(4.0, 1500.0));
+        assert_eq!(AllReduce::Ring.cost(4, 1000.0), cost(6.0, 1500.0));
+        assert_eq!(AllReduce::Tree.cost(4, 1000.0), cost(4.0, 4000.0));
+        assert_eq!(AllReduce::Halving.cost(4, 1000.0), cost(4.0, 1500.0));
         assert_eq!(reduce_scatter(4, 1000.0), cost(3.0, 750.0));
         assert_eq!(all_gather(4, 1000.0), cost(3.0, 750.0));
         assert_eq!(all_to_all(4, 1000.0), cost(3.0, 187.5));
@@ -131,9 +119,9 @@ mod tests {
         let n = 61_100_840.0;
         let wire = 2.0 * 511.0 / 512.0 * n * 4.0 / 6e9;
         let close = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-12, "{a} {b}");
-        close(ring_all_reduce(512, n).seconds(link), 2.0 * 511.0 * 2e-6 + wire);
-        close(halving_all_reduce(512, n).seconds(link), 18.0 * 2e-6 + wire);
-        close(tree_all_reduce(512, n).seconds(link), 18.0 * (2e-6 + n * 4.0 / 6e9));
+        close(AllReduce::Ring.cost(512, n).seconds(link), 2.0 * 511.0 * 2e-6 + wire);
+        close(AllReduce::Halving.cost(512, n).seconds(link), 18.0 * 2e-6 + wire);
+        close(AllReduce::Tree.cost(512, n).seconds(link), 18.0 * (2e-6 + n * 4.0 / 6e9));
         assert!((wire - 0.0813).abs() < 1e-4, "{wire}");
     }
 
@@ -150,7 +138,7 @@ mod tests {
     /// Five ranks need as many rounds as eight.
     #[test]
     fn rounds_are_rounded_up() {
-        assert_eq!(tree_all_reduce(5, 10.0), cost(6.0, 60.0));
-        assert_eq!(halving_all_reduce(5, 10.0), cost(6.0, 16.0));
+        assert_eq!(AllReduce::Tree.cost(5, 10.0), cost(6.0, 60.0));
+        assert_eq!(AllReduce::Halving.cost(5, 10.0), cost(6.0, 16.0));
     }
 }

@@ -91,16 +91,15 @@ mod tests {
         let all = LayerSizes::of_model(&model, None).unwrap();
         let conv = &all[0];
         assert_eq!(conv.cheapest(&on(8, 8, 2e-6)).unwrap().0, Parallelism::Data);
-        assert_eq!(
-            conv.change_with_ranks(&on(8, 8, 2e-6)),
-            Some(Crossover { ranks: 16, to: Some(Parallelism::Domain) })
-        );
         // 55 rows of output, 64 channels.
-        assert_eq!(
-            conv.change_with_ranks(&on(32, 8, 2e-6)),
-            Some(Crossover { ranks: 64, to: Some(Parallelism::Model) })
-        );
-        assert_eq!(conv.change_with_ranks(&on(64, 8, 2e-6)), Some(Crossover { ranks: 128, to: None }));
-        assert_eq!(conv.change_with_ranks(&on(1 << 20, 8, 2e-6)), None);
+        for (now, then) in [
+            (8, Some((16, Some(Parallelism::Domain)))),
+            (32, Some((64, Some(Parallelism::Model)))),
+            (64, Some((128, None))),
+            (1 << 20, None),
+        ] {
+            let then = then.map(|(ranks, to)| Crossover { ranks, to });
+            assert_eq!(conv.change_with_ranks(&on(now, 8, 2e-6)), then);
+        }
     }
 }

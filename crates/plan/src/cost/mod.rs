@@ -39,9 +39,7 @@ impl AlphaBeta {
     pub fn published(word_bytes: u64) -> AlphaBeta {
         AlphaBeta { alpha: 2e-6, beta: word_bytes as f64 / 6e9 }
     }
-}
 
-impl AlphaBeta {
     /// The alpha and beta that come closest to what patterns of messages were measured to take, by relative
     /// error; neither is below 0.
     pub fn fit(measured: &[(Cost, f64)]) -> AlphaBeta {

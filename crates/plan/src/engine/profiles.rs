@@ -42,24 +42,18 @@ impl EngineProfile {
     pub const AXONN: EngineProfile = EngineProfile {
         name: "axonn",
         state: EngineState::Bytes { weight: 20.0, kept: 0.0, shared: 12.0, summed: 2.0 },
-        stash: EngineStash::Megatron,
         // 80.16 GB of GPT-3 2.7B on eight GPUs are 53 GB of state and a gigabyte of activations on each; the
         // rest is this.
         workspace: 2_400_000_000,
         attention: AttentionKernel::Unfused { bytes: 2.3 },
-        passes: 0.8,
         blocking: 1.0,
-        overlaps_all_reduce: false,
         even_stages: true,
         fewest_stages: true,
-        zero: &[0],
-        hides: [1.0; 2],
-        sparse_products: 1.0,
         sink: [6.0, 0.0],
-        remakes_queries: false,
         tensor: false,
         schedules: &[ScheduleName::Axonn],
         recomputes: &[RecomputeMode::Block],
+        ..EngineProfile::MEGATRON
     };
 
     /// AxoNN with SAMO: 24 f + 2 bytes a weight (Singh & Bhatele 2023).
@@ -127,21 +121,14 @@ impl EngineProfile {
     pub const FSDP: EngineProfile = EngineProfile {
         name: "fsdp",
         state: EngineState::Bytes { weight: 16.0, kept: 0.0, shared: 12.0, summed: 4.0 },
-        stash: EngineStash::Megatron,
-        workspace: 0,
         attention: AttentionKernel::Fused { speed: 0.68 },
         passes: 3.5,
-        blocking: 0.0,
         overlaps_all_reduce: true,
-        even_stages: false,
-        fewest_stages: false,
         zero: &[3],
         hides: FSDP_HIDES,
-        sparse_products: 1.0,
         sink: [4.0, 0.0],
-        remakes_queries: false,
         tensor: false,
         schedules: &[],
-        recomputes: EVERY_RECOMPUTE,
+        ..EngineProfile::MEGATRON
     };
 }

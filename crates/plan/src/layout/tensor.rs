@@ -209,7 +209,8 @@ impl TensorSharder<'_> {
         let (Shape::Sequence { seq, width }, true) = (shape, self.splits_sequence(shape)) else {
             return layer.clone();
         };
-        self.hold_layer_full(layer);
+        // Each rank has other positions: its gradients are partial sums.
+        self.hold_full(layer, true);
         let range = self.local_range(seq);
         let elements =
             DropoutIndices::Runs { first: range.start * width, run: range.len() * width, of: seq * width };

@@ -92,14 +92,15 @@ fn pruning_that_does_not_fit_the_model() {
 /// long form has them, took a minute.
 #[test]
 fn models_of_many_layers_and_pipelines_of_many_stages_are_planned_at_once() {
-    let layers = if espalier_testing::long() { 10_000 } else { 3_000 };
+    let layers = if espalier_testing::long() { 10_000 } else { 2_000 };
     let deep = format!("[model]\nlayers = {layers}\nheads = 1\nwidth = 8\ncontext = 8\n");
-    assert_eq!(plan(&deep, TEXT).unwrap().model.blocks.len(), layers + 2);
+    let whole = plan(&deep, TEXT).unwrap();
+    assert_eq!(whole.model.blocks.len(), layers + 2);
     let stages =
         format!("{deep}[parallel]\npipeline = {}\n[train]\nbatch = 8\nmicro_batches = 8", layers / 2);
     let staged = plan(&stages, TEXT).unwrap();
     assert_eq!(staged.stage_blocks.len(), layers / 2);
-    assert!(staged.memory.weights < plan(&deep, TEXT).unwrap().memory.weights / 500);
+    assert!(staged.memory.weights < whole.memory.weights / (layers as u64 / 6));
 }
 
 #[test]
@@ -152,8 +153,8 @@ fn planning_walks_the_model_a_few_times() {
         "[prune]\nmethod = \"rigl\"\ndistribution = \"erdos-renyi-kernel\"\n[parallel]\ndata = 4\nzero = true",
         "[prune]\nmethod = \"magnitude\"\nkernels = \"sparse\"",
     ] {
-        let (few, many) = (listings(50, rest), listings(500, rest));
-        assert!(many <= 10 * few, "{few} and {many}: {rest}");
+        let (few, many) = (listings(50, rest), listings(200, rest));
+        assert!(many <= 4 * few, "{few} and {many}: {rest}");
     }
 }
 

@@ -30,14 +30,21 @@ pub(super) fn fill_in(
             let decided = updates == Updates::DoubleBuffered;
             AsyncStage { pipeline, stage, each, decided }.with_control(list)
         }
-        _ => list.into_iter().flat_map(|action| [agreed(action), vec![action]].concat()).collect(),
+        _ => {
+            let mut actions = Vec::with_capacity(list.len());
+            for action in list {
+                actions.extend(agreed(action));
+                actions.push(action);
+            }
+            actions
+        }
     };
     lists.into_iter().enumerate().map(list).collect()
 }
 
 /// What comes before a step whatever the schedule.
-fn agreed(action: Action) -> Vec<Action> {
-    if action == Action::Step { vec![Action::WaitReduce, Action::Agree] } else { Vec::new() }
+fn agreed(action: Action) -> &'static [Action] {
+    if action == Action::Step { &[Action::WaitReduce, Action::Agree] } else { &[] }
 }
 
 /// A stage that does not wait for those behind it.

@@ -34,17 +34,8 @@ use super::action::PassTask;
 use super::assemble::ReducePoint;
 use super::{Pass, Placement, Schedule, ScheduleError, ScheduleName, ScheduleOptions};
 
-/// Units of as many micro-batches as there are stages.
-pub(super) fn schedule(options: &ScheduleOptions) -> Result<Schedule, ScheduleError> {
-    lists(ScheduleName::Chimera, options)
-}
-
-/// Units of twice as many, their forwards in pairs.
-pub(super) fn doubling(options: &ScheduleOptions) -> Result<Schedule, ScheduleError> {
-    lists(ScheduleName::ChimeraDoubling, options)
-}
-
-fn lists(name: ScheduleName, options: &ScheduleOptions) -> Result<Schedule, ScheduleError> {
+/// Units of as many micro-batches as there are stages; doubling, of twice as many, their forwards in pairs.
+pub(super) fn schedule(name: ScheduleName, options: &ScheduleOptions) -> Result<Schedule, ScheduleError> {
     let &ScheduleOptions { stages, micro_batches, pipelines, .. } = options;
     let pipelines = pipelines.unwrap_or(2);
     let refuse = |expected: &str, got: usize| {

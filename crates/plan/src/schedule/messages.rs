@@ -5,15 +5,17 @@ use super::{Action, Pass, Payload, Placement, StageMessage};
 
 /// Puts the messages into lists that have none.
 pub(super) fn fill_in(placement: &Placement, lists: Vec<Vec<Action>>) -> Vec<Vec<Action>> {
-    let around = |rank: usize, action: Action| {
-        let (before, after) = messages(placement, rank, &action);
-        before.map(Action::Receive).into_iter().chain([action]).chain(after.map(Action::Send))
+    let list = |(rank, list): (usize, Vec<Action>)| {
+        let mut actions = Vec::with_capacity(2 * list.len());
+        for action in list {
+            let (before, after) = messages(placement, rank, &action);
+            actions.extend(before.map(Action::Receive));
+            actions.push(action);
+            actions.extend(after.map(Action::Send));
+        }
+        actions
     };
-    lists
-        .into_iter()
-        .enumerate()
-        .map(|(rank, list)| list.into_iter().flat_map(|action| around(rank, action)).collect())
-        .collect()
+    lists.into_iter().enumerate().map(list).collect()
 }
 
 /// What an action takes from another rank, and what it makes for another.

@@ -179,8 +179,7 @@ impl ScheduleName {
             ScheduleName::Interleaved => interleaved::schedule(options),
             ScheduleName::PipeDream => Ok(pipedream::schedule(options)),
             ScheduleName::TwoBw => Ok(two_bw::schedule(options)),
-            ScheduleName::Chimera => chimera::schedule(options),
-            ScheduleName::ChimeraDoubling => chimera::doubling(options),
+            ScheduleName::Chimera | ScheduleName::ChimeraDoubling => chimera::schedule(self, options),
             ScheduleName::ZbH1 => Ok(zb_h1::schedule(options)),
             ScheduleName::Axonn => axonn::schedule(options),
         }
@@ -276,6 +275,11 @@ impl Schedule {
         self.micro_batches * self.batches
     }
 
+    /// Tags of messages between stages are below this, those of control messages are not.
+    fn crossings(&self) -> usize {
+        2 * self.all_micro_batches() * self.placement.virtual_stages()
+    }
+
     /// A number that the sender and the receiver of a message agree on, and that no other message between
     /// them bears: for each crossing of a border between two virtual stages, one for the activation and one
     /// for the gradient; above those, one for each control message of an update.
@@ -284,10 +288,8 @@ impl Schedule {
             Action::Send(message) => (message, true),
             Action::Receive(message) => (message, false),
             Action::SendControl(notice) | Action::RecvControl(notice) => {
-                let crossings = 2 * self.all_micro_batches() * self.placement.virtual_stages();
-                return Some(
-                    (crossings + notice.update * ControlKind::ALL.len() + notice.topic as usize) as u64,
-                );
+                let control = notice.update * ControlKind::ALL.len() + notice.topic as usize;
+                return Some((self.crossings() + control) as u64);
             }
             _ => return None,
         };

@@ -160,16 +160,11 @@ mod tests {
 
     #[test]
     fn chunks_are_numbered_by_pipeline_then_virtual_stage() {
+        let chunk = |pipeline, virtual_stage| Chunk { pipeline, virtual_stage };
         let twice = Placement::round_robin(3, 2, 6);
-        assert_eq!(
-            twice.chunks(1),
-            [Chunk { pipeline: 0, virtual_stage: 1 }, Chunk { pipeline: 0, virtual_stage: 4 }]
-        );
+        assert_eq!(twice.chunks(1), [chunk(0, 1), chunk(0, 4)]);
         let bidirectional = Placement::new(2, vec![vec![0, 1], vec![1, 0]], vec![0, 1]).unwrap();
-        assert_eq!(
-            bidirectional.chunks(1),
-            [Chunk { pipeline: 0, virtual_stage: 1 }, Chunk { pipeline: 1, virtual_stage: 0 }]
-        );
+        assert_eq!(bidirectional.chunks(1), [chunk(0, 1), chunk(1, 0)]);
         assert_eq!(bidirectional.chunks_for(1, 3).collect::<Vec<_>>(), [1]);
         assert_eq!(bidirectional.holders(0).collect::<Vec<_>>(), [0, 1]);
     }

@@ -6,8 +6,6 @@
 //! itself, but for the fraction of it that keeps its rank from computing: only the step waits for it, and one
 //! rank's go on one after the other. Waiting is idle time, whatever an action takes is not.
 
-use std::collections::HashMap;
-
 use super::walk::{AllReduceRound, AllReduces, walk};
 use super::{Action, ControlMessage, Pass, PassUnits, Schedule, ScheduleError, StageMessage};
 
@@ -94,7 +92,13 @@ impl Timeline {
         let mut busy = vec![0.0; stages];
         let mut spans: Vec<Vec<ActionSpan>> =
             schedule.ranks.iter().map(|list| Vec::with_capacity(list.len())).collect();
-        let mut arrivals: HashMap<(usize, u64), f64> = HashMap::new();
+        // Each tag is of one message between stages, but of control messages to several ranks.
+        let mut arrivals: Vec<Option<f64>> = vec![None; schedule.crossings()];
+        let slot = |rank: usize, action: &Action, receiver: usize| {
+            let tag = schedule.tag(rank, action).expect("a message has a tag") as usize;
+            tag.checked_sub(schedule.crossings())
+                .map_or(tag, |control| schedule.crossings() + control * stages + receiver)
+        };
         let mut all_reduces = AllReduces::default();
         // Of each rank, all-reduces that passes follow: which, and what each takes.
         let mut in_flight_rounds: Vec<Vec<(AllReduceRound, f64)>> = vec![Vec::new(); stages];
@@ -104,8 +108,9 @@ impl Timeline {
             let mut cost = costs.busy(rank, action);
             let begin = match action {
                 Action::Receive(_) | Action::RecvControl(_) => {
-                    let tag = schedule.tag(rank, action).expect("a message has a tag");
-                    let Some(&arrival) = arrivals.get(&(rank, tag)) else { return Ok(false) };
+                    let Some(&Some(arrival)) = arrivals.get(slot(rank, action, rank)) else {
+                        return Ok(false);
+                    };
                     f64::max(start, arrival)
                 }
                 &Action::AllReduce { chunk } if last_passes[rank].is_before(position) => {
@@ -135,8 +140,9 @@ impl Timeline {
             if let Action::Send(StageMessage { peer, .. })
             | Action::SendControl(ControlMessage { peer, .. }) = *action
             {
-                let tag = schedule.tag(rank, action).expect("a message has a tag");
-                arrivals.insert((peer, tag), end + costs.journey(rank, action));
+                let slot = slot(rank, action, peer);
+                arrivals.resize(arrivals.len().max(slot + 1), None);
+                arrivals[slot] = Some(end + costs.journey(rank, action));
             }
             now[rank] = end;
             busy[rank] += cost;

@@ -2,7 +2,7 @@
 //! once in order, every micro-batch forward and backward once through every virtual stage, no pass before
 //! what it takes, and the right version of the weights for each.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use super::walk::{AllReduces, walk};
 use super::{
@@ -17,24 +17,23 @@ impl Schedule {
         }
         self.check_implied()?;
         let mut ranks: Vec<RankState> = (0..self.stages()).map(|rank| RankState::new(self, rank)).collect();
-        let mut channels: MessageQueues = HashMap::new();
+        let mut inboxes = vec![Inbox::default(); self.stages()];
         let mut all_reduces = AllReduces::default();
         walk(self, |rank, position, action| {
             let tag = || self.tag(rank, action).expect("a message has a tag");
             let outcome = match *action {
                 Action::Send(message) => ranks[rank].send(message).map(|()| {
-                    let channel = (rank, message.peer, Some(message.payload));
-                    channels.entry(channel).or_default().push_back(tag());
+                    inboxes[message.peer].from(rank, Some(message.payload)).push_back(tag());
                     true
                 }),
                 Action::Receive(message) => ranks[rank].receive(message, || {
-                    take(channels.get_mut(&(message.peer, rank, Some(message.payload))), tag())
+                    take(inboxes[rank].from(message.peer, Some(message.payload)), tag())
                 }),
                 Action::SendControl(notice) => {
-                    channels.entry((rank, notice.peer, None)).or_default().push_back(tag());
+                    inboxes[notice.peer].from(rank, None).push_back(tag());
                     Ok(true)
                 }
-                Action::RecvControl(notice) => take(channels.get_mut(&(notice.peer, rank, None)), tag()),
+                Action::RecvControl(notice) => take(inboxes[rank].from(notice.peer, None), tag()),
                 Action::AllReduce { chunk } => {
                     ranks[rank].all_reduce(chunk, || all_reduces.rendezvous(self, rank, chunk, 0.0).is_some())
                 }
@@ -71,9 +70,9 @@ impl Schedule {
         let expected = agreement::fill_in(&self.placement, self.updates, self.micro_batches, bare);
         for (rank, (list, expected)) in self.ranks.iter().zip(expected).enumerate() {
             // Whether state is sharded is not the schedule's to know.
-            let list: Vec<Action> = list.iter().copied().filter(|a| *a != Action::Gather).collect();
-            if list != expected {
-                let same = list.iter().zip(&expected).take_while(|(is, should)| is == should);
+            let list = || list.iter().filter(|action| **action != Action::Gather);
+            if !list().eq(&expected) {
+                let same = list().zip(&expected).take_while(|(is, should)| is == should);
                 let position = same.filter(|(action, _)| !action.is_implied()).count();
                 let problem = "before it or after it is not what steps imply".into();
                 return Err(ScheduleError::Invalid { rank, position, action: "step".into(), problem });
@@ -107,13 +106,25 @@ impl Schedule {
     }
 }
 
-/// The tags in flight from one rank to another, those of control messages apart. What is left there at the
-/// end needs no check of its own: the pass that it was for cannot have run.
-type MessageQueues = HashMap<(usize, usize, Option<Payload>), VecDeque<u64>>;
+/// The tags in flight to a rank from each of the few that send it something, those of control messages apart.
+/// What is left there at the end needs no check of its own: the pass that it was for cannot have run.
+#[derive(Clone, Default)]
+struct Inbox(Vec<(usize, Option<Payload>, VecDeque<u64>)>);
+
+impl Inbox {
+    fn from(&mut self, sender: usize, payload: Option<Payload>) -> &mut VecDeque<u64> {
+        let known = self.0.iter().position(|(from, of, _)| (*from, *of) == (sender, payload));
+        let index = known.unwrap_or_else(|| {
+            self.0.push((sender, payload, VecDeque::new()));
+            self.0.len() - 1
+        });
+        &mut self.0[index].2
+    }
+}
 
 /// Takes a message that has arrived: whether there was any.
-fn take(queue: Option<&mut VecDeque<u64>>, tag: u64) -> Result<bool, String> {
-    match queue.and_then(VecDeque::pop_front) {
+fn take(queue: &mut VecDeque<u64>, tag: u64) -> Result<bool, String> {
+    match queue.pop_front() {
         None => Ok(false),
         Some(first) if first == tag => Ok(true),
         Some(_) => Err("the peer sends another message first".into()),
@@ -145,7 +156,7 @@ struct RankState<'a> {
     newest: usize,
     stashed: Vec<usize>,
     /// Of each version, the passes of micro-batches through chunks that have begun with it and not ended.
-    users: HashMap<usize, usize>,
+    users: BTreeMap<usize, usize>,
     /// Of each chunk, the micro-batches whose gradients await the next step.
     waiting: Vec<Vec<usize>>,
     /// Of each chunk, whether the gradients were reduced since the last step.
@@ -170,7 +181,7 @@ impl<'a> RankState<'a> {
             progress: vec![vec![ChunkProgress::default(); chunks]; schedule.all_micro_batches()],
             newest: 0,
             stashed: Vec::new(),
-            users: HashMap::new(),
+            users: BTreeMap::new(),
             waiting: vec![Vec::new(); chunks],
             reduced: vec![false; chunks],
         }

@@ -64,16 +64,16 @@ mod tests {
             let search =
                 LayoutSearch { job: &job, devices: 4, fixed: &SearchConstraints::default(), rows: 1 };
             for candidate in choices::candidates(&search).unwrap().iter().step_by(7) {
-                let Ok(searched) = job.estimate(candidate) else { continue };
+                let Ok(searched) = job.memory(candidate) else { continue };
                 let applied = candidate.applied(&run).unwrap_or_else(|error| panic!("{candidate}: {error}"));
                 let plan = Plan::new(applied, facts).unwrap_or_else(|error| panic!("{candidate}: {error}"));
                 let without_scratch = |memory: MemoryPlan| memory.total() - memory.workspace.unwrap_or(0);
                 let ranks: Vec<u64> =
                     (0..4).map(|rank| without_scratch(plan.rank(rank).unwrap().memory)).collect();
                 // Of the rank that has most with its scratch space, to the byte.
-                let found = without_scratch(searched.memory);
+                let found = without_scratch(searched);
                 assert!(ranks.contains(&found), "{}, {candidate}: {found} of {ranks:?}", plan.model.name);
-                assert!(ranks.iter().all(|rank| *rank <= searched.memory.total()), "{candidate}");
+                assert!(ranks.iter().all(|rank| *rank <= searched.total()), "{candidate}");
                 compared += 1;
             }
         }

@@ -151,7 +151,7 @@ impl LayoutSearch<'_> {
             return false;
         }
         found.simulated += 1;
-        let Ok(estimate) = self.job.estimate(candidate) else { return true };
+        let Ok(estimate) = self.job.estimate_of(candidate, memory) else { return true };
         match fits {
             true => {
                 let near = found.best.entry(mesh).or_default();
@@ -280,10 +280,17 @@ fn complexity(one: &Estimate, batch: usize) -> [usize; 6] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::builtin;
+    use crate::cluster::{Cluster, builtin};
     use crate::config::RunFile;
     use crate::engine::EngineProfile;
     use crate::plan::{DataFacts, Plan};
+
+    /// The best layout of so many devices, some of it fixed.
+    fn searched(plan: &Plan, cluster: &Cluster, devices: usize, fixed: &str) -> Result<SearchResult, Error> {
+        let job = Simulation::new(plan, cluster, EngineProfile::ESPALIER);
+        let fixed = SearchConstraints::parse(fixed).unwrap();
+        LayoutSearch { job: &job, devices, fixed: &fixed, rows: 1 }.run()
+    }
 
     /// 4.8 billion weights at 90 %: 17 GB where they rest dense, 8 where they rest compressed, and a V100 has 16.
     #[test]
@@ -292,10 +299,7 @@ mod tests {
             [train]\nbatch = 1\nprecision = \"bf16\"\n[prune]\nmethod = \"random\"\nsparsity = 0.9\n";
         let found = |devices: usize, more: &str, fixed: &str| {
             let plan = Plan::of_text(&format!("{text}{more}"));
-            let cluster = builtin("summit").unwrap();
-            let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
-            let fixed = SearchConstraints::parse(fixed).unwrap();
-            let found = LayoutSearch { job: &job, devices, fixed: &fixed, rows: 1 }.run().unwrap();
+            let found = searched(&plan, &builtin("summit").unwrap(), devices, fixed).unwrap();
             found.ranked.first().map(|best| best.candidate.weights())
         };
         assert_eq!(found(1, "", ""), Some("compressed"));
@@ -311,10 +315,7 @@ mod tests {
         let text = "[model]\nname = \"simple-cnn\"\n[train]\nbatch = 4096\n";
         let facts = DataFacts { image: Some((28, 28, 1)), classes: Some(10), ..DataFacts::default() };
         let plan = Plan::new(RunFile::parse(text, &[]).unwrap(), facts).unwrap();
-        let cluster = builtin("h200-node").unwrap();
-        let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
-        let fixed = SearchConstraints::parse("").unwrap();
-        let found = LayoutSearch { job: &job, devices: 1, fixed: &fixed, rows: 1 }.run().unwrap();
+        let found = searched(&plan, &builtin("h200-node").unwrap(), 1, "").unwrap();
         assert_eq!(found.ranked[0].candidate.micro_batch, 4096);
     }
 
@@ -325,10 +326,8 @@ mod tests {
             "[model]\nlayers = 2\nheads = 2\nwidth = 64\ncontext = 64\nvocab = 256\n[train]\nbatch = 8\n";
         let plan = Plan::of_text(text);
         let cluster = builtin("this-machine").unwrap();
-        let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
         let of = |fixed: &str, step_seconds: f64| {
-            let fixed = SearchConstraints::parse(fixed).unwrap();
-            let found = LayoutSearch { job: &job, devices: 1, fixed: &fixed, rows: 1 }.run().unwrap();
+            let found = searched(&plan, &cluster, 1, fixed).unwrap();
             Estimate { step_seconds, ..found.ranked.into_iter().next().unwrap() }
         };
         let first = |slower: f64| {
@@ -348,15 +347,15 @@ mod tests {
         cluster.network = None;
         let job = Simulation::new(&plan, &cluster, EngineProfile::ESPALIER);
         let fixed = SearchConstraints::default();
-        let found = LayoutSearch { job: &job, devices: 2, fixed: &fixed, rows: 1 }.run().unwrap();
+        let search = LayoutSearch { job: &job, devices: 2, fixed: &fixed, rows: 1 };
+        let found = search.run().unwrap();
         let smallest = found.smallest.unwrap();
         assert_eq!(smallest.candidate.recompute, RecomputeMode::Block);
-        let all =
-            choices::candidates(&LayoutSearch { job: &job, devices: 2, fixed: &fixed, rows: 1 }).unwrap();
+        let all = choices::candidates(&search).unwrap();
         let least =
             all.iter().filter_map(|candidate| Some(job.memory(candidate).ok()?.total())).min().unwrap();
         assert!(found.ranked.is_empty() && smallest.memory > cluster.memory() && smallest.memory <= least);
-        let error = LayoutSearch { job: &job, devices: 12, fixed: &fixed, rows: 1 }.run().unwrap_err();
+        let error = LayoutSearch { devices: 12, ..search }.run().unwrap_err();
         assert!(error.to_string().starts_with("`network` is missing, and 12 devices"), "{error}");
     }
 

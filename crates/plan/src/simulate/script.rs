@@ -3,7 +3,7 @@
 //! that it was planned for.
 
 use super::collective::RankGroup;
-use super::passes::{PassContext, Passes, layer_passes};
+use super::passes::{PassContext, Passes, TimedLayer, layer_passes};
 use super::times::StageTimes;
 use super::{Candidate, Simulation};
 use crate::error::Error;
@@ -51,18 +51,13 @@ impl Simulation<'_> {
         let at = self.pass_context(candidate);
         // Each rank has the neighbours that its own model names.
         let at = PassContext { neighbours: 1.0, ..at };
-        let blocks: Vec<Vec<ScriptLayer>> = layer_passes(model, &at)?
-            .into_iter()
-            .map(|layers| {
-                let own = layers.into_iter().map(|timed| ScriptLayer {
-                    layer: timed.layer.clone(),
-                    input: timed.input,
-                    output: timed.output,
-                    passes: timed.passes,
-                });
-                own.collect()
-            })
-            .collect();
+        let own = |TimedLayer { layer, input, output, passes }: TimedLayer| {
+            let layer = layer.clone();
+            ScriptLayer { layer, input, output, passes }
+        };
+        let timed = layer_passes(model, &at)?.into_iter();
+        let blocks: Vec<Vec<ScriptLayer>> =
+            timed.map(|layers| layers.into_iter().map(own).collect()).collect();
         let part = |(i, part): (usize, &std::ops::Range<usize>)| {
             let [sink, step] = times.of_stage(i);
             ScriptStage { blocks: blocks[part.clone()].to_vec(), sink, step }

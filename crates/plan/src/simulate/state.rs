@@ -1,6 +1,7 @@
 //! Bytes of a rank under an engine: ours as the plan predicts them, others by what their papers say.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use super::block_weights::WeightCounts;
 use super::rank_model::RankModel;
@@ -9,7 +10,6 @@ use crate::batch::BatchSizes;
 use crate::data_parallel::DataParallelMode;
 use crate::engine::{AttentionKernel, EngineStash, EngineState};
 use crate::error::Error;
-use crate::layout::LocalModel;
 use crate::memory::{MemoryPlan, Prediction, in_flight};
 use crate::schedule::Schedule;
 use crate::spec::activations::StageActivations;
@@ -60,7 +60,7 @@ pub fn memory(
             let state = state.with_moments(job.plan.storage.moments);
             let each =
                 model.block_weights.of_stages(stage_blocks, candidate.compressed, job.engine.even_stages);
-            let stash = stashes(job, candidate, &model.local, stage_blocks)?;
+            let stash = stashes(job, candidate, model, stage_blocks)?;
             let of_rank = |rank: usize| {
                 let chunks = schedule.placement.chunks(rank);
                 let bytes = chunks.iter().filter_map(|chunk| {
@@ -124,26 +124,16 @@ impl WorkspaceEstimate {
 fn stashes(
     job: &Simulation,
     candidate: &Candidate,
-    local: &LocalModel,
+    local: &RankModel,
     stage_blocks: &StageBlocks,
-) -> Result<Vec<StageActivations>, Error> {
+) -> Result<Rc<Vec<StageActivations>>, Error> {
     let (model, samples) = (&job.plan.model, candidate.micro_batch);
     if job.engine.stash == EngineStash::Exact {
-        let precision = job.plan.storage.precision;
-        return Ok(local.model.stage_activations(
-            stage_blocks.iter().cloned(),
-            samples,
-            precision,
-            candidate.recompute,
-        )?);
+        return Ok(local.activations(job.plan, stage_blocks, samples, candidate.recompute)?);
     }
     let borders = model.borders()?;
-    let ours = local.model.stage_activations(
-        (0..model.blocks.len()).map(|i| i..i + 1),
-        samples,
-        job.plan.storage.precision,
-        RecomputeMode::None,
-    )?;
+    let each_block = (0..model.blocks.len()).map(|i| i..i + 1).collect();
+    let ours = local.activations(job.plan, &each_block, samples, RecomputeMode::None)?;
     let block = |i: usize| {
         let mut heads = None;
         model.blocks[i].for_each(&mut |layer| {
@@ -187,5 +177,5 @@ fn stashes(
         let (kept, backward) = (kept as u64, backward as u64);
         StageActivations { kept, backward, backward_input: backward, deferred: kept }
     };
-    Ok(stage_blocks.iter().map(of_stage).collect())
+    Ok(Rc::new(stage_blocks.iter().map(of_stage).collect()))
 }

@@ -50,8 +50,12 @@ impl Estimate {
 impl Simulation<'_> {
     /// What a candidate takes, or why it cannot be.
     pub fn estimate(&self, candidate: &Candidate) -> Result<Estimate, Error> {
+        self.estimate_of(candidate, self.memory(candidate)?)
+    }
+
+    /// The same of one whose bytes are known.
+    pub(crate) fn estimate_of(&self, candidate: &Candidate, memory: MemoryPlan) -> Result<Estimate, Error> {
         let lists = self.lists(candidate)?;
-        let memory = self.memory_of(candidate, &lists)?;
         let times = StageTimes::new(self, candidate, &lists.stage_blocks, lists.micro_batches)?;
         let node = &self.cluster.node;
         let spent = times.spent(&lists.schedule, lists.micro_batches as f64 / lists.listed as f64);
@@ -94,7 +98,9 @@ impl Simulation<'_> {
 
     /// Bytes of the rank that has most.
     pub fn memory(&self, candidate: &Candidate) -> Result<MemoryPlan, Error> {
-        self.memory_of(candidate, &self.lists(candidate)?)
+        let StepLists { schedule, stage_blocks, micro_batches, .. } = self.lists(candidate)?;
+        let model = self.local(candidate)?;
+        state::memory(self, candidate, &model, &stage_blocks, &schedule, micro_batches)
     }
 
     /// Bytes that some rank has at least: its weights and their state, evenly sharded over stages.
@@ -138,11 +144,6 @@ impl Simulation<'_> {
             }
         }
         Ok(attention / all)
-    }
-
-    fn memory_of(&self, candidate: &Candidate, lists: &StepLists) -> Result<MemoryPlan, Error> {
-        let model = self.local(candidate)?;
-        state::memory(self, candidate, &model, &lists.stage_blocks, &lists.schedule, lists.micro_batches)
     }
 
     /// The lists of a candidate, shortened where a pipeline's rhythm repeats.

@@ -145,8 +145,9 @@ fn inside_flops(layers: &[LayerSpec], mut shape: Shape) -> Result<f64, ShapeErro
     let (insides, mut flops) = (attention_spans(layers), 0.0);
     for (i, layer) in layers.iter().enumerate() {
         let mut of_layer = 0.0;
-        let behind =
-            layer.step(shape, "", &mut |layer, from, to| of_layer += layer.description().flops(from, to))?;
+        let behind = layer.step(shape, format_args!(""), &mut |layer, from, to| {
+            of_layer += layer.description().flops(from, to)
+        })?;
         flops += match layer.description().branches() {
             _ if insides.iter().any(|inside| inside.again.contains(&i)) => of_layer,
             Some(branches) => {

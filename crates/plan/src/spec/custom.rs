@@ -21,7 +21,7 @@ pub fn custom(input: Input, classes: usize, layers: &[WrittenLayer]) -> Result<M
         let then_active = active(&layers[i + 1..], false);
         let at = LayerContext { name: name.clone(), shape, input, classes, then_active, path: &path };
         let layer = (written.kind.complete)(written, &at)?;
-        shape = layer.step(shape, &path, &mut |_, _, _| {})?;
+        shape = layer.step(shape, format_args!("{path}"), &mut |_, _, _| {})?;
         let opens = written.kind.opens;
         match blocks.last_mut() {
             // What comes before the first such layer belongs to its block.

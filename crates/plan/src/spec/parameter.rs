@@ -71,30 +71,18 @@ pub(super) fn weight_and_bias(
     init: Init,
     bias: Option<usize>,
 ) -> Vec<Parameter> {
-    let matrix = shape.len() >= 2;
-    let mut all = vec![Parameter {
-        name: format!("{name}.weight"),
-        shape,
-        init,
-        prunable: matrix,
-        decays: matrix,
-        embedding: false,
-        output_dim: 0,
-    }];
+    let mut all = vec![parameter(format!("{name}.weight"), shape, init)];
     all.extend(bias.map(|width| self::bias(name, width)));
     all
 }
 
 pub(super) fn bias(name: &str, width: usize) -> Parameter {
-    Parameter {
-        name: format!("{name}.bias"),
-        shape: vec![width],
-        init: Init::Constant(0.0),
-        prunable: false,
-        decays: false,
-        embedding: false,
-        output_dim: 0,
-    }
+    parameter(format!("{name}.bias"), vec![width], Init::Constant(0.0))
+}
+
+fn parameter(name: String, shape: Vec<usize>, init: Init) -> Parameter {
+    let matrix = shape.len() >= 2;
+    Parameter { name, shape, init, prunable: matrix, decays: matrix, embedding: false, output_dim: 0 }
 }
 
 /// How the elements of a parameter start.

@@ -78,8 +78,8 @@ impl ModelSpec {
         let mut number = 0;
         for (b, block) in self.blocks.iter().enumerate() {
             for layer in &block.layers {
-                let path = format!("layer {number}");
-                shape = layer.step(shape, &path, &mut |layer, from, to| visit(b, layer, from, to))?;
+                let path = format_args!("layer {number}");
+                shape = layer.step(shape, path, &mut |layer, from, to| visit(b, layer, from, to))?;
                 number += 1;
             }
         }

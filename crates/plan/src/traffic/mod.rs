@@ -80,11 +80,6 @@ impl RankTraffic {
         }
     }
 
-    /// The weights that a pass gathers; those of the action that follows a step are none of these.
-    fn gathers_of(&self, action: &Action) -> MessageTotals {
-        self.passes.of(action)
-    }
-
     /// How many reductions the gradients of a chunk, or of tied parameters, take in a step; those that send
     /// nothing not counted.
     fn reductions_of(&self, chunk: Option<usize>) -> u64 {
@@ -217,6 +212,12 @@ impl TrafficRank<'_> {
     /// parameters.
     fn gradients(&self) -> Vec<SharedGradients> {
         let mut shared = Vec::new();
+        let of_group = |chunk, number: usize, gradients| SharedGradients {
+            chunk,
+            number,
+            group: self.member(number),
+            gradients,
+        };
         let mut tied: BTreeMap<usize, BTreeMap<usize, Gradient>> = BTreeMap::new();
         for (index, chunk) in self.chunks().iter().enumerate() {
             let mut untied: BTreeMap<usize, Vec<Gradient>> = BTreeMap::new();
@@ -235,19 +236,10 @@ impl TrafficRank<'_> {
                     }
                 }
             }
-            shared.extend(untied.into_iter().map(|(group, gradients)| SharedGradients {
-                chunk: Some(index),
-                number: group,
-                group: self.member(group),
-                gradients,
-            }));
+            shared.extend(untied.into_iter().map(|(group, list)| of_group(Some(index), group, list)));
         }
-        shared.extend(tied.into_iter().map(|(group, gradients)| SharedGradients {
-            chunk: None,
-            number: group,
-            group: self.member(group),
-            gradients: gradients.into_values().collect(),
-        }));
+        let tied = tied.into_iter().map(|(group, list)| (group, list.into_values().collect()));
+        shared.extend(tied.map(|(group, list)| of_group(None, group, list)));
         shared
     }
 
@@ -352,14 +344,11 @@ fn scatter(group: GroupRank, lengths: impl Iterator<Item = u64>, size: u64) -> u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::RunFile;
-    use crate::plan::DataFacts;
     use crate::schedule::{ChunkWork, StageMessage};
 
     fn traffic(rest: &str, rank: usize) -> (Plan, RankTraffic) {
         let text = format!("[model]\nlayers = 2\nwidth = 256\nheads = 2\ncontext = 8\n{rest}");
-        let facts = DataFacts { vocab: Some(100), ..DataFacts::default() };
-        let plan = Plan::new(RunFile::parse(&text, &[]).unwrap(), facts).unwrap();
+        let plan = Plan::of_text(&text);
         let traffic = plan.traffic(rank, &plan.gradient_lengths(rank)).unwrap();
         (plan, traffic)
     }

@@ -76,7 +76,7 @@ impl Plan {
                 Action::WaitReduce => (&mut sent.gradients, traffic.reductions_of(None)),
                 Action::Gather => (&mut sent.gradients, 1),
                 Action::Forward(_) | Action::Backward(_) | Action::BackwardInput(_) => {
-                    (&mut sent.weights, traffic.gathers_of(action).count)
+                    (&mut sent.weights, traffic.passes.of(action).count)
                 }
                 Action::Agree | Action::SendControl(_) | Action::Step | Action::Commit | Action::Settle => {
                     (&mut sent.numbers, 1)

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::super::{Shard, through};
+use super::super::through;
 use super::TensorSharder;
 use crate::error::Error;
 use crate::spec::{
@@ -116,9 +116,7 @@ impl TensorSharder<'_> {
                 ranges = &queries;
                 let local = heads?.layer;
                 // Norms of heads have one scale for all of them: each rank's heads make a term of its gradient.
-                for parameter in local.parameters() {
-                    self.hold(&parameter.name, Shard::full(&parameter.shape), true);
-                }
+                self.hold_full(&local, true);
                 local
             } else {
                 let Range { start, end } = ranges[0];

@@ -18,15 +18,10 @@ impl TensorSharder<'_> {
         self.shards.insert(name.to_owned(), ParamShard { shard, is_partial });
     }
 
-    /// A parameter that every rank has in full: its gradients are partial sums where activations are split
-    /// along the sequence.
-    pub(super) fn hold_full(&mut self, name: &str, shape: &[usize]) {
-        self.hold(name, Shard::full(shape), self.tensor_split.sequence);
-    }
-
-    pub(super) fn hold_layer_full(&mut self, layer: &LayerSpec) {
+    /// The parameters of a layer that every rank has in full.
+    pub(super) fn hold_full(&mut self, layer: &LayerSpec, is_partial: bool) {
         for parameter in layer.parameters() {
-            self.hold_full(&parameter.name, &parameter.shape);
+            self.hold(&parameter.name, Shard::full(&parameter.shape), is_partial);
         }
     }
 
@@ -56,7 +51,8 @@ impl TensorSharder<'_> {
         self.hold_split(layer, &shard.dims, std::slice::from_ref(range), false);
         let after = layer.output(shape).expect("the shapes were checked");
         built.extend([shard.layer, self.leave(after)]);
-        shard.behind.iter().for_each(|behind| self.hold_layer_full(behind));
+        // Partial sums where activations are split along the sequence.
+        shard.behind.iter().for_each(|behind| self.hold_full(behind, self.tensor_split.sequence));
         built.extend(shard.behind);
     }
 

@@ -13,7 +13,7 @@ use std::convert::Infallible;
 use super::{ClassShard, ShardedModel, TensorSharder, finish};
 use crate::cost::integrated::ActivationSplit::{self, Features, Replicated, Rows, Samples};
 use crate::cost::integrated::LayerSplit;
-use crate::layout::{Shard, norms};
+use crate::layout::norms;
 use crate::spec::{CollectiveOp, DropoutIndices, LayerSpec, ModelSpec, Parameter, Shape, ShardDim};
 
 /// The layers of a rank for a model whose layers go along a route.
@@ -121,9 +121,7 @@ impl TensorSharder<'_> {
                 if let Some(channels) = entry.properties().batch_statistics {
                     built.push(norms::shared_by_samples(channels, self.tensor_split.axis));
                 }
-                for parameter in layer.parameters() {
-                    self.hold(&parameter.name, Shard::full(&parameter.shape), true);
-                }
+                self.hold_full(layer, true);
                 let elements = DropoutIndices::Samples { ranks, rank };
                 built.push(entry.counting(elements).unwrap_or_else(|| layer.clone()));
             }

@@ -73,18 +73,12 @@ fn words(layers: &[LayerSpec]) -> String {
 fn one_all_reduce_forward_and_one_backward_for_attention_and_for_the_perceptron() {
     let model = gpt("gpt", &Gpt { dropout: 0.0, ..Gpt::default() });
     let local = &locals(&model, 2, false)[1];
-    assert_eq!(
-        words(&local.model.blocks[1].layers),
-        "(layer_norm enter linear attention linear leave bias) (layer_norm enter linear gelu linear leave bias)"
-    );
+    insta::assert_snapshot!(words(&local.model.blocks[1].layers), @"(layer_norm enter linear attention linear leave bias) (layer_norm enter linear gelu linear leave bias)");
     assert_eq!(words(&local.model.blocks[0].layers), "embedding leave position");
     assert_eq!(words(&local.model.blocks[5].layers), "layer_norm enter tied_linear");
     assert_eq!(local.classes, Some(ClassShard { axis: Axis::Tensor, ranks: 2, own: 128..256 }));
     let local = &locals(&model, 2, true)[0];
-    assert_eq!(
-        words(&local.model.blocks[1].layers),
-        "(layer_norm gather linear attention linear scatter bias) (layer_norm gather linear gelu linear scatter bias)"
-    );
+    insta::assert_snapshot!(words(&local.model.blocks[1].layers), @"(layer_norm gather linear attention linear scatter bias) (layer_norm gather linear gelu linear scatter bias)");
     let partial = local.parameters.iter().zip(&local.partial).filter(|(_, partial)| partial.tensor);
     assert!(
         partial

@@ -18,7 +18,8 @@ fn read(text: &str) -> Schedule {
 
 #[test]
 fn what_is_written_is_read_back() {
-    for (name, options) in everything().filter(|(_, options)| options.micro_batches <= 12) {
+    let is_tried = |m: usize| m <= 4 || m == 12 || m < 12 && espalier_testing::long();
+    for (name, options) in everything().filter(|(_, options)| is_tried(options.micro_batches)) {
         for batches in [1, 3] {
             let schedule = name.schedule(&ScheduleOptions { batches, ..options }).unwrap();
             assert_eq!(Schedule::parse(&schedule.to_string()).unwrap(), schedule, "{schedule}");
@@ -34,8 +35,8 @@ fn the_order_alone_is_a_schedule() {
     for (name, options) in everything().filter(|(name, _)| flushed.contains(name)) {
         let schedule = name.schedule(&ScheduleOptions { batches: 2, ..options }).unwrap();
         let order: String = (0..options.stages).map(|rank| schedule.order(rank) + "\n").collect();
-        let again = read(&format!("name {name}\nbatches 2\n{order}"));
-        assert_eq!(again, schedule);
+        let again = Schedule::parse(&format!("name {name}\nbatches 2\n{order}"));
+        assert_eq!(again.unwrap(), schedule);
     }
 }
 

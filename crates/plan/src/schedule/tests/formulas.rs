@@ -21,7 +21,10 @@ fn reports(name: ScheduleName, options: &ScheduleOptions) -> [(ScheduleReport, f
 /// Runs a check on every choice of a schedule.
 fn each(name: ScheduleName, check: impl Fn(&ScheduleOptions, &ScheduleReport, f64, f64) -> bool) {
     let mut tried = 0;
-    for options in grid().flat_map(|(p, m)| choices(name, p, m)) {
+    // The figures of a full pipeline are taken from lists of as many micro-batches as it has stages at most.
+    let is_flushed = name.updates() == Updates::Flush || espalier_testing::long();
+    let tried_here = grid().filter(|(p, m)| is_flushed || *m <= p + 1 || *m == 24);
+    for options in tried_here.flat_map(|(p, m)| choices(name, p, m)) {
         for (report, forward, backward) in reports(name, &options) {
             tried += 1;
             assert!(check(&options, &report, forward, backward), "{name}: {options:?}\n{report:?}");
@@ -104,32 +107,27 @@ fn two_bw() {
 }
 
 /// (p - 1) (F + B - W) idle, B and W being the halves, and the peak of 1F1B. It takes p micro-batches to fill the
-/// drain with.
+/// drain with. It never takes longer than 1F1B.
 #[test]
 fn zb_h1() {
     each(ScheduleName::ZbH1, |options, report, f, b| {
         let &ScheduleOptions { stages: p, micro_batches: m, .. } = options;
         let idle = (p - 1) as f64 * f;
         let total = m as f64 * (f + b) + idle;
+        let units = PassUnits { forward: f, backward: b };
+        let unsplit = ScheduleOptions { units, ..*options };
+        let (_, _, unsplit) = ScheduleReport::of(ScheduleName::OneFOneB, &unsplit).unwrap();
         (m < p || (close(report.bubble_ratio, idle / total) && report.idle.iter().all(|&i| close(i, idle))))
             && report.in_flight == by_stage(p, |s| m.min(p - s))
             && report.held.iter().all(|&held| held <= p)
             && report.held[0] == m.min(p)
+            && report.time <= unsplit.time + 1e-9
             && report.weight_versions == vec![1; p]
     });
 }
 
-#[test]
-fn zb_h1_never_takes_longer_than_1f1b() {
-    each(ScheduleName::ZbH1, |options, report, _, backward| {
-        let units = PassUnits { forward: 1.0, backward };
-        let (_, _, unsplit) =
-            ScheduleReport::of(ScheduleName::OneFOneB, &ScheduleOptions { units, ..*options }).unwrap();
-        report.time <= unsplit.time + 1e-9
-    });
-}
-
-/// In slots of equal length: (D - 2f) / (2f N + D - 2f) where D divides N.
+/// In slots of equal length: (D - 2f) / (2f N + D - 2f) where D divides N. With a backward of twice a forward, N = D
+/// and two pipelines: (D - 2) / (3N/2 + D - 2).
 #[test]
 fn chimera() {
     each(ScheduleName::Chimera, |options, report, f, b| {
@@ -138,8 +136,10 @@ fn chimera() {
         let bubbles = (d - pipelines) as f64;
         let formula = bubbles / ((pipelines * n) as f64 + bubbles);
         let full_units = n % d == 0;
+        let one_long_unit = n == d && pipelines == 2 && b == 2.0 * f;
         let between = |&in_flight: &usize| in_flight > d / 2 && in_flight <= d;
         (!full_units || f != b || close(report.bubble_ratio, formula))
+            && (!one_long_unit || close(report.bubble_ratio, bubbles / (1.5 * d as f64 + bubbles)))
             && (!full_units || pipelines > 2 || report.in_flight.iter().all(between))
             && report.in_flight.iter().all(|&in_flight| in_flight <= d)
             && report.weight_versions == vec![1; d]
@@ -168,20 +168,6 @@ fn chimera_doubling() {
     });
 }
 
-/// With a backward of twice a forward, N = D and two pipelines: (D - 2) / (3N/2 + D - 2).
-#[test]
-fn chimera_with_long_backwards() {
-    for d in [2, 4, 6, 8] {
-        let (_, _, report) = ScheduleReport::of(ScheduleName::Chimera, &ScheduleOptions::new(d, d)).unwrap();
-        let bubbles = d as f64 - 2.0;
-        assert!(
-            close(report.bubble_ratio, bubbles / (1.5 * d as f64 + bubbles)),
-            "{d}: {}",
-            report.bubble_ratio
-        );
-    }
-}
-
 #[test]
 fn axonn() {
     each(ScheduleName::Axonn, |options, report, f, b| {
@@ -193,35 +179,16 @@ fn axonn() {
     });
 }
 
-/// The picture in SAMO's paper.
-#[test]
-fn three_stages_and_five_micro_batches_leave_six_idle_units() {
-    for name in [ScheduleName::Axonn, ScheduleName::OneFOneB, ScheduleName::Gpipe] {
-        let (_, _, report) = ScheduleReport::of(name, &ScheduleOptions::new(3, 5)).unwrap();
-        assert_eq!((report.idle, report.time), (vec![6.0; 3], 21.0), "{name}");
-    }
-}
-
-/// Stages of different lengths.
-struct Uneven<'a>(&'a [f64]);
-
-impl Costs for Uneven<'_> {
-    fn busy(&self, rank: usize, action: &Action) -> f64 {
-        match action.compute() {
-            Some((Pass::Forward, _)) => self.0[rank],
-            Some(_) => 2.0 * self.0[rank],
-            None => 0.0,
-        }
-    }
-}
-
+/// Message-driven and by 1F1B, on stages of different lengths.
 fn uneven(lengths: &[f64], micro_batches: usize) -> (Timeline, Timeline) {
     let options = ScheduleOptions::new(lengths.len(), micro_batches);
     let time = |rank: usize, pass| if pass == Pass::Forward { lengths[rank] } else { 2.0 * lengths[rank] };
+    let costs =
+        ActionCosts(|rank, action: &Action| action.compute().map_or(0.0, |(pass, _)| time(rank, pass)));
     let driven = message_driven(&options, time).unwrap();
     driven.validate().unwrap();
     let fixed = ScheduleName::OneFOneB.schedule(&options).unwrap();
-    (Timeline::walk(&driven, &Uneven(lengths)).unwrap(), Timeline::walk(&fixed, &Uneven(lengths)).unwrap())
+    (Timeline::walk(&driven, &costs).unwrap(), Timeline::walk(&fixed, &costs).unwrap())
 }
 
 /// What makes AxoNN's order worth having; it is no law.

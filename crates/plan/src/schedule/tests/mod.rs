@@ -41,3 +41,12 @@ fn everything() -> impl Iterator<Item = (ScheduleName, ScheduleOptions)> {
 fn walk(schedule: &Schedule, forward: f64, backward: f64) -> Timeline {
     Timeline::walk(schedule, &UnitCosts::new(schedule, PassUnits { forward, backward })).unwrap()
 }
+
+/// What each action of a rank takes; messages travel at once.
+struct ActionCosts<F>(F);
+
+impl<F: Fn(usize, &Action) -> f64> Costs for ActionCosts<F> {
+    fn busy(&self, rank: usize, action: &Action) -> f64 {
+        (self.0)(rank, action)
+    }
+}

@@ -1,7 +1,5 @@
 //! A model's layers as steps: what each saves in its forward pass, and what it hands over in its backward pass.
 
-use std::collections::HashMap;
-
 use super::super::layer::BranchJoin;
 use super::super::recompute::{AttentionSpan, attention_spans};
 use super::super::shape::Shape;
@@ -321,7 +319,7 @@ fn is_entrance(layer: &LayerSpec, next: Option<&LayerSpec>) -> bool {
 #[derive(Debug, Clone, Default)]
 pub(super) struct LiveActivations {
     /// How often each tensor is.
-    counts: HashMap<usize, usize>,
+    counts: Vec<u32>,
     pub now: u64,
     pub most: u64,
 }
@@ -329,9 +327,9 @@ pub(super) struct LiveActivations {
 impl LiveActivations {
     pub fn save(&mut self, saved_tensors: &[SavedTensor]) {
         for saved in saved_tensors {
-            let count = self.counts.entry(saved.number).or_default();
-            *count += 1;
-            if *count == 1 {
+            self.counts.resize(self.counts.len().max(saved.number + 1), 0);
+            self.counts[saved.number] += 1;
+            if self.counts[saved.number] == 1 {
                 self.now = self.now.saturating_add(saved.bytes);
             }
         }
@@ -369,9 +367,8 @@ impl LiveActivations {
 
     pub fn release(&mut self, saved_tensors: &[SavedTensor]) {
         for saved in saved_tensors {
-            let count = self.counts.get_mut(&saved.number).expect("it was saved");
-            *count -= 1;
-            if *count == 0 {
+            self.counts[saved.number] -= 1;
+            if self.counts[saved.number] == 0 {
                 self.now = self.now.saturating_sub(saved.bytes);
             }
         }

@@ -1,5 +1,7 @@
 //! Branches from one input: added (a residual), multiplied (a gate), or concatenated.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 
 use super::super::shape::Shape;
@@ -57,7 +59,7 @@ pub struct BranchList<'a> {
 #[derive(Debug)]
 pub struct LayerBranch<'a> {
     /// How messages call its layers, before their number.
-    pub label: String,
+    pub label: Cow<'static, str>,
     /// In the order of execution.
     pub layers: &'a [LayerSpec],
 }
@@ -149,7 +151,7 @@ impl LayerDescription for Residual {
 
 impl Residual {
     fn both(&self) -> BranchList<'_> {
-        let branch = |label: &str, layers| LayerBranch { label: label.into(), layers };
+        let branch = |label: &'static str, layers| LayerBranch { label: label.into(), layers };
         BranchList {
             join: BranchJoin::Sum,
             all: vec![branch("branch", &self.branch[..]), branch("shortcut", &self.shortcut[..])],
@@ -217,8 +219,10 @@ impl Branches {
 
     fn all(&self) -> BranchList<'_> {
         let all = self.branches.iter().enumerate();
-        let all =
-            all.map(|(i, layers)| LayerBranch { label: format!("branch {i}, layer"), layers: &layers[..] });
+        let all = all.map(|(i, layers)| LayerBranch {
+            label: format!("branch {i}, layer").into(),
+            layers: &layers[..],
+        });
         BranchList { join: self.join, all: all.collect() }
     }
 }

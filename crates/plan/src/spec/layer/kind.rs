@@ -143,7 +143,7 @@ impl LayerContext<'_> {
             let LayerContext { input, classes, .. } = *self;
             let at = LayerContext { name, shape, input, classes, then_active, path: &path };
             let layer = (written.kind.complete)(written, &at)?;
-            shape = layer.step(shape, &path, &mut |_, _, _| {})?;
+            shape = layer.step(shape, format_args!("{path}"), &mut |_, _, _| {})?;
             all.push(layer);
         }
         Ok(all)

@@ -23,6 +23,13 @@ pub enum WeightOrder {
     InOut,
 }
 
+impl WeightOrder {
+    /// Which dimension is that of the outputs.
+    fn output_dim(self) -> usize {
+        usize::from(self == WeightOrder::InOut)
+    }
+}
+
 /// `y = x W + b` over the last dimension.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Linear {
@@ -80,12 +87,12 @@ impl LayerDescription for Linear {
     }
 
     fn parameters(&self) -> Vec<Parameter> {
-        let (shape, output_dim) = match self.order {
-            WeightOrder::OutIn => (vec![self.output, self.input], 0),
-            WeightOrder::InOut => (vec![self.input, self.output], 1),
+        let shape = match self.order {
+            WeightOrder::OutIn => vec![self.output, self.input],
+            WeightOrder::InOut => vec![self.input, self.output],
         };
         let mut all = weight_and_bias(&self.name, shape, self.init, self.bias.then_some(self.output));
-        all[0].output_dim = output_dim;
+        all[0].output_dim = self.order.output_dim();
         all
     }
 
@@ -98,39 +105,26 @@ impl LayerDescription for Linear {
     }
 
     fn split_outputs(&self, ranges: &[Range<usize>]) -> Option<LayerShard> {
-        let weight = match self.order {
-            WeightOrder::OutIn => 0,
-            WeightOrder::InOut => 1,
-        };
         let output = ranges.iter().map(ExactSizeIterator::len).sum();
         let layer = LayerSpec::Linear(Linear { output, ..self.clone() });
-        Some(LayerShard { layer, dims: vec![Some(weight), Some(0)], behind: None })
+        Some(LayerShard { layer, dims: vec![Some(self.order.output_dim()), Some(0)], behind: None })
     }
 
     /// The bias is added behind the all-reduce.
     fn split_inputs(&self, range: &Range<usize>) -> Option<LayerShard> {
-        let weight = match self.order {
-            WeightOrder::OutIn => 1,
-            WeightOrder::InOut => 0,
-        };
         let bias = Bias { name: self.name.clone(), width: self.output };
         Some(LayerShard {
             layer: LayerSpec::Linear(Linear { input: range.len(), bias: false, ..self.clone() }),
-            dims: vec![Some(weight), None],
+            dims: vec![Some(1 - self.order.output_dim()), None],
             behind: self.bias.then_some(LayerSpec::Bias(bias)),
         })
     }
 
     fn properties(&self) -> Properties {
-        let size = ProductSize { input: self.input, output: self.output };
         Properties {
-            weight_reads: GradientReads::PRODUCT,
-            takes_remade: true,
-            kernel: LayerKernel::Product(size),
             attention_role: AttentionRole::Projects,
-            product_size: Some(size),
             tensor_role: TensorRole::ColumnOrRowParallel,
-            ..Properties::PLAIN
+            ..multiplying(self.input, self.output)
         }
     }
 }
@@ -160,15 +154,19 @@ impl LayerDescription for TiedLinear {
     }
 
     fn properties(&self) -> Properties {
-        let size = ProductSize { input: self.input, output: self.output };
-        Properties {
-            weight_reads: GradientReads::PRODUCT,
-            takes_remade: true,
-            kernel: LayerKernel::Product(size),
-            product_size: Some(size),
-            tensor_role: TensorRole::ColumnParallel,
-            ..Properties::PLAIN
-        }
+        Properties { tensor_role: TensorRole::ColumnParallel, ..multiplying(self.input, self.output) }
+    }
+}
+
+/// What every product of so many columns has.
+fn multiplying(input: usize, output: usize) -> Properties {
+    let size = ProductSize { input, output };
+    Properties {
+        weight_reads: GradientReads::PRODUCT,
+        takes_remade: true,
+        kernel: LayerKernel::Product(size),
+        product_size: Some(size),
+        ..Properties::PLAIN
     }
 }
 

@@ -1,14 +1,17 @@
 //! One layer of a walk through shapes, those inside it included.
 
+use std::fmt::Arguments;
+
 use super::super::shape::{Shape, ShapeError};
 use super::LayerSpec;
 
 impl LayerSpec {
-    /// The shape behind a layer that stands at `place`. The visitor is dynamic, since residuals nest.
+    /// The shape behind a layer that stands at `path`, which is written where something is wrong alone: planning
+    /// walks models many times. The visitor is dynamic, since residuals nest.
     pub(in crate::spec) fn step(
         &self,
         shape: Shape,
-        path: &str,
+        path: Arguments<'_>,
         visit: &mut dyn FnMut(&LayerSpec, Shape, Shape),
     ) -> Result<Shape, ShapeError> {
         let layer_word = self.kind();
@@ -22,8 +25,8 @@ impl LayerSpec {
                 for side in &branches.all {
                     let mut inner = shape;
                     for (i, layer) in side.layers.iter().enumerate() {
-                        let path = format!("{path} ({layer_word}), {} {i}", side.label);
-                        inner = layer.step(inner, &path, visit)?;
+                        let path = format_args!("{path} ({layer_word}), {} {i}", side.label);
+                        inner = layer.step(inner, path, visit)?;
                     }
                     ends.push(inner);
                 }
