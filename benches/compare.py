@@ -101,6 +101,10 @@ def tokens(path, vocab, batch, seq):
         ids.tofile(file)
 
 
+# Few where nothing is trained; a step of a run is one of 128.
+PICTURES = 200 if options.dry_run else 2000
+
+
 def idx(folder, count, size):
     os.makedirs(os.path.join(work, folder), exist_ok=True)
     with open(os.path.join(work, folder, "train-images-idx3-ubyte"), "wb") as file:
@@ -180,7 +184,7 @@ classes = 1000
 {model_fields}
 [data]
 kind = "shapes"
-count = {24 if options.dry_run else 320}
+count = {4 if options.dry_run else 320}
 size = 224
 [train]
 batch = 128
@@ -231,9 +235,9 @@ cpu_cases = {
     "gpt-bf16-compiled": lambda: gpt("gpt-bf16-compiled", "bf16", *small, "--compile"),
     "llama-f32": lambda: llama("llama-f32", "f32", *small_llama),
     "llama-bf16": lambda: llama("llama-bf16", "bf16", *small_llama),
-    "simple-cnn": lambda: (idx("mnist", 2000, 28), cnn("simple-cnn", "simple-cnn", 'kind = "idx"\npath = "mnist"'))[1],
-    "resnet8": lambda: (cifar("cifar", 2000), cnn("resnet8", "resnet8", 'kind = "cifar10"\npath = "cifar/data_batch_1.bin"'))[1],
-    "vgg16": lambda: (cifar("cifar", 2000), cnn("vgg16", "vgg-16", 'kind = "cifar10"\npath = "cifar/data_batch_1.bin"',
+    "simple-cnn": lambda: (idx("mnist", PICTURES, 28), cnn("simple-cnn", "simple-cnn", 'kind = "idx"\npath = "mnist"'))[1],
+    "resnet8": lambda: (cifar("cifar", PICTURES), cnn("resnet8", "resnet8", 'kind = "cifar10"\npath = "cifar/data_batch_1.bin"'))[1],
+    "vgg16": lambda: (cifar("cifar", PICTURES), cnn("vgg16", "vgg-16", 'kind = "cifar10"\npath = "cifar/data_batch_1.bin"',
                                                 model_fields="batch_norm = true", steps=8 if options.device == "cpu" else 40))[1],
 }
 large = {
@@ -283,7 +287,7 @@ if options.dry_run:
         line = {"name": name, "ours": mine, "theirs": first, "unit": units[unit], "rounds": options.rounds} | ({"or": others} if others else {})
         if unit != "median":
             # Few pictures are drawn where nothing is trained, and a batch is not larger than all of them.
-            planned = run([*mine, "--dry-run", *(["--set", "train.batch=16"] if unit == "images_per_s" else [])])
+            planned = run([*mine, "--dry-run", *(["--set", "train.batch=2"] if unit == "images_per_s" else [])])
             line |= {key: planned[key] for key in ("parameters", "precision", "layout")}
         print(json.dumps(line), flush=True)
     sys.exit()

@@ -57,7 +57,7 @@ pub fn compare(arguments: &CompareArguments) -> Result<ExitCode> {
             (above, transposed(&results))
         }
     };
-    output::on_standard_output(format_args!("{above}"));
+    output::on_standard_output(&above);
     if differ.is_empty() {
         print_out!("same settings");
     }

@@ -1,7 +1,7 @@
 //! From `[device]` in a run file to a device that works.
 
 use clap::builder::TypedValueParser;
-use espalier_plan::device::DeviceKind;
+use espalier_plan::device::{DeviceChoice, DeviceKind};
 use espalier_plan::spec::Precision;
 use espalier_tensor::cuda::{Cuda, Probe};
 use espalier_tensor::{Device, Result};
@@ -39,33 +39,26 @@ pub fn threads(asked: usize, all: usize) -> std::io::Result<usize> {
 }
 
 /// Opens what is asked for by so many ranks of this process, on all cores.
-pub fn open_here(asked: &espalier_plan::device::DeviceChoice, ranks: usize) -> anyhow::Result<Device> {
+pub fn open_here(asked: &DeviceChoice, ranks: usize) -> anyhow::Result<Device> {
     let threads = threads(asked.threads, std::thread::available_parallelism()?.get())?;
     Ok(open(&shared(asked, ranks), threads).map_err(espalier_train::Error::Tensor)?)
 }
 
 /// What so many ranks of this process ask for: they share its processor, and where the choice is ours, that
 /// is it.
-pub fn shared(
-    asked: &espalier_plan::device::DeviceChoice,
-    ranks: usize,
-) -> espalier_plan::device::DeviceChoice {
+pub fn shared(asked: &DeviceChoice, ranks: usize) -> DeviceChoice {
     let kind = if ranks > 1 && asked.kind == DeviceKind::Auto { DeviceKind::Cpu } else { asked.kind };
-    espalier_plan::device::DeviceChoice { kind, ..asked.clone() }
+    DeviceChoice { kind, ..asked.clone() }
 }
 
 /// Opens what was asked for; `threads` are those of the processor. A choice that was left to us is said on
 /// standard error where there was one.
-pub fn open(asked: &espalier_plan::device::DeviceChoice, threads: usize) -> Result<Device> {
+pub fn open(asked: &DeviceChoice, threads: usize) -> Result<Device> {
     configure(choose(asked.kind, threads)?, asked)
 }
 
 /// Opens what a rank computes on that a launcher has started: its own GPU, or its part of the processor.
-pub fn open_for(
-    group: &ProcessGroup,
-    asked: &espalier_plan::device::DeviceChoice,
-    threads: usize,
-) -> Result<Device> {
+pub fn open_for(group: &ProcessGroup, asked: &DeviceChoice, threads: usize) -> Result<Device> {
     let device = match group.device_kind() {
         DeviceKind::Cuda => {
             let probe = Cuda::probe();
@@ -77,7 +70,7 @@ pub fn open_for(
     configure(device, asked)
 }
 
-fn configure(device: Device, asked: &espalier_plan::device::DeviceChoice) -> Result<Device> {
+fn configure(device: Device, asked: &DeviceChoice) -> Result<Device> {
     if let Device::Cuda(gpu) = &device {
         gpu.allow_tf32_in_convolutions(asked.tf32);
     }

@@ -26,7 +26,7 @@ pub struct DoctorArguments {
 
 pub fn doctor(arguments: &DoctorArguments) -> Result<ExitCode> {
     let findings = Findings::probe()?;
-    output::on_standard_output(format_args!("{}", findings.table(output::width())));
+    output::on_standard_output(findings.table(output::width()));
     output::answer(arguments.json, || findings.json())
 }
 

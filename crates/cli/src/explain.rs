@@ -94,7 +94,7 @@ pub fn explain(arguments: &ExplainArguments) -> Result<ExitCode> {
         plan.layout.mixture(),
         output::width(),
     );
-    output::on_standard_output(format_args!("{text}"));
+    output::on_standard_output(&text);
     output::answer(arguments.json, || {
         let mut value = json!(explanation);
         value["word_bytes"] = precision.size().into();

@@ -19,6 +19,7 @@ use espalier_train::infer::{Generation, Generator, Sampler, Sampling, TextStream
 use espalier_train::trained::{TrainedModel, on_ranks};
 
 use crate::prepared::open_trained;
+use crate::run_file::conflict;
 use crate::setting::setting;
 use crate::signals::StopSignal;
 use crate::{device, ranks};
@@ -186,25 +187,17 @@ impl GenerationSession {
 
     /// Tokens that the model can read, or why it cannot.
     pub fn check_prompt(&self, ids: Vec<u32>) -> Result<Vec<u32>> {
-        let conflict = |problem: String| {
-            let field = "PROMPT".into();
-            Err(Error::Plan(espalier_plan::Error::Conflict { field, problem }))
-        };
+        let refuse = |problem: String| Err(conflict("PROMPT", &problem));
         if ids.is_empty() {
-            conflict("is empty: a prompt of at least one token is needed".into())?;
+            refuse("is empty: a prompt of at least one token is needed".into())?;
         }
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.plan.model.classes) {
-            conflict(format!(
-                "has the token id {id}, but the vocabulary has {} tokens",
-                self.plan.model.classes
-            ))?;
+            let vocab = self.plan.model.classes;
+            refuse(format!("has the token id {id}, but the vocabulary has {vocab} tokens"))?;
         }
         if ids.len() > self.context() {
-            conflict(format!(
-                "has {} tokens, more than the context length of {}",
-                ids.len(),
-                self.context()
-            ))?;
+            let (tokens, context) = (ids.len(), self.context());
+            refuse(format!("has {tokens} tokens, more than the context length of {context}"))?;
         }
         Ok(ids)
     }

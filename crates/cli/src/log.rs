@@ -126,7 +126,7 @@ impl Write for LossyWriter {
         match &self.0 {
             // In one call, as the lines of several ranks share it.
             Some(file) => drop((&**file).write_all(line)),
-            None => output::on_standard_error(format_args!("{}", String::from_utf8_lossy(line))),
+            None => output::on_standard_error(String::from_utf8_lossy(line)),
         }
         Ok(line.len())
     }

@@ -6,7 +6,7 @@
 //! that must not end hours of training: what cannot be said is dropped. `eprintln!` and `println!` panic
 //! there, so this program does not use them (see the lint in `main`).
 
-use std::fmt;
+use std::fmt::Display;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,7 +63,7 @@ fn suspending_bar(write: impl FnOnce()) {
 }
 
 /// Writes for a person, where somebody listens.
-pub fn on_standard_error(text: fmt::Arguments<'_>) {
+pub fn on_standard_error(text: impl Display) {
     let text = text.to_string();
     // In one piece: lines of several ranks share a terminal.
     suspending_bar(|| drop(io::stderr().write_all(text.as_bytes())));
@@ -71,7 +71,7 @@ pub fn on_standard_error(text: fmt::Arguments<'_>) {
 
 /// Writes what the command was asked for. Whoever closed the pipe has read enough; of any other reason a
 /// person hears once.
-pub fn on_standard_output(text: fmt::Arguments<'_>) {
+pub fn on_standard_output(text: impl Display) {
     if IS_FOR_PROGRAM.load(Ordering::Relaxed) {
         return on_standard_error(text);
     }

@@ -35,8 +35,7 @@ use espalier_train::{Error, StatePeak};
 use serde_json::{Value, json};
 
 use crate::local_cluster::LocalCluster;
-use crate::output;
-use crate::output::print_err;
+use crate::output::{self, print_err, print_out};
 use crate::progress::state_peak;
 use crate::run_file::{conflict, in_file, open, resolve};
 use crate::setting::setting;
@@ -301,21 +300,19 @@ impl<'a> PlanRequest<'a> {
             let sparser = self.sparser()?;
             let advice = search.advice(first, sparser.as_ref()).map_err(Error::Plan)?;
             value["advice"] = advice.iter().map(|one| json!({ "change": one.change, "times_faster": one.times_faster, "candidate": record(&one.best, &self.plan) })).collect();
-            output::on_standard_output(format_args!(
-                "{}\n{why}\n",
-                table::ranked(&self.plan, &self.cluster, self.engine.name, number, &found)
-            ));
+            let ranked = table::ranked(&self.plan, &self.cluster, self.engine.name, number, &found);
+            print_out!("{ranked}\n{why}");
             if let Some(note) = self.dense_until() {
-                output::on_standard_output(format_args!("{note}\n"));
+                print_out!("{note}");
             }
-            output::on_standard_output(format_args!("{}", table::advice(&advice, first)));
+            output::on_standard_output(table::advice(&advice, first));
             value["why"] = why.into();
             if let Some(unbuilt) = search.context_parallelism(&found) {
-                output::on_standard_output(format_args!("{unbuilt}\n\n"));
+                print_out!("{unbuilt}\n");
                 value["not_built"] = unbuilt.into();
             }
             if self.arguments.explain_memory {
-                output::on_standard_output(format_args!("{}\n", memory::explained(first, &self.cluster)));
+                print_out!("{}", memory::explained(first, &self.cluster));
             }
             if !self.arguments.compare.is_empty() {
                 value["compare"] = compare::compare(self, number)?;
@@ -331,10 +328,7 @@ impl<'a> PlanRequest<'a> {
             trace::write(self, &best[0].1.candidate, output)?;
         }
         if self.arguments.sweep.is_some() {
-            output::on_standard_output(format_args!(
-                "{}",
-                table::curve(&self.plan, &self.cluster, self.engine.name, &best)
-            ));
+            output::on_standard_output(table::curve(&self.plan, &self.cluster, self.engine.name, &best));
             for ((number, _), value) in best.iter().zip(&mut all) {
                 value["gpus"] = (*number).into();
             }
@@ -405,7 +399,7 @@ impl<'a> PlanRequest<'a> {
             let fits = found.ranked.first().map(|best| (best.candidate, best.memory.total()));
             let shown = fits.or(found.smallest.map(|smallest| (smallest.candidate, smallest.memory)));
             let line = table::fits(&self.plan, &self.cluster, number, fits.is_some(), shown);
-            output::on_standard_output(format_args!("{line}\n"));
+            print_out!("{line}");
             let batch = self.plan.batch.samples;
             values.push(json!({
                 "fits": fits.is_some(),

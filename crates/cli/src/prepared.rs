@@ -7,6 +7,7 @@ use anyhow::Result;
 use espalier_comm::LaunchedProcess;
 use espalier_data::Dataset;
 use espalier_plan::config::{RunFile, RunTable};
+use espalier_plan::device::DeviceChoice;
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
@@ -54,7 +55,7 @@ impl PreparedRun {
     }
 
     /// The device asked for, as far as it is not left to us.
-    fn asked_device(&self) -> espalier_plan::device::DeviceChoice {
+    fn asked_device(&self) -> DeviceChoice {
         let ranks = if self.process_group.is_some() { 1 } else { self.plan.mesh.size() };
         device::shared(&self.plan.device, ranks)
     }

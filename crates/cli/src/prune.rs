@@ -69,9 +69,7 @@ pub fn prune(arguments: &PruneArguments) -> Result<ExitCode> {
             "is \"{}\", which prunes during training: put it in [prune] of a run file and use `espalier train`",
             method.method.name()
         );
-        return Err(
-            Error::Plan(espalier_plan::Error::Conflict { field: "prune.method".into(), problem }).into()
-        );
+        return Err(conflict("prune.method", &problem).into());
     }
     let prepared = prepare(&run, &run_file, None, Some(checkpoint.path()))?;
     let device = prepared.open_device()?;
@@ -116,7 +114,7 @@ fn refuse_contradiction(option: &str, value: &str, field: &str, overrides: &[Ove
         Some(set) if set != value => {
             let problem =
                 format!("sets `{field}` to {value}, but --set sets it to {set}: remove one of them");
-            Err(Error::Plan(espalier_plan::Error::Conflict { field: option.into(), problem }).into())
+            Err(conflict(option, &problem).into())
         }
         _ => Ok(()),
     }

@@ -58,7 +58,7 @@ pub fn runs(arguments: &RunsArguments) -> Result<ExitCode> {
     found.sort_by(|a, b| (a.written, &a.run.name).cmp(&(b.written, &b.run.name)));
     match found.is_empty() {
         true => print_out!("no runs in {}", folder.display()),
-        false => output::on_standard_output(format_args!("{}", table(&found))),
+        false => output::on_standard_output(table(&found)),
     }
     let of = |found: &ListedRun| {
         let mut json = found.run.json();

@@ -87,9 +87,9 @@ pub fn schedule(arguments: &ScheduleArguments) -> Result<ExitCode> {
     let ink = if colour { Ink::Colour } else { Ink::Plain };
     let drawn = format!("{}\n{}", timeline.picture(&schedule, ink), figures(&report));
     if !arguments.actions {
-        output::on_standard_output(format_args!("{drawn}"));
+        output::on_standard_output(&drawn);
     } else {
-        output::on_standard_error(format_args!("{drawn}"));
+        output::on_standard_error(&drawn);
         match io::stdout().write_all(schedule.to_string().as_bytes()) {
             // Whoever reads has seen enough, as `head` does.
             Err(why) if why.kind() == io::ErrorKind::BrokenPipe => {}

@@ -206,7 +206,7 @@ mod tests {
         if !folder.exists() {
             return espalier_testing::skipped(espalier_testing::Need::FashionMnist, HINT);
         }
-        let images = ImageDataset::idx(folder, 0.1).unwrap();
+        let images = ImageDataset::new(read(folder).unwrap(), 0.1).unwrap();
         // The published figures of the whole training set are 72.94 and 90.02.
         assert!((images.standard().mean[0] - 72.94).abs() < 0.2, "{:?}", images.standard());
         assert!((images.standard().std[0] - 90.02).abs() < 0.2, "{:?}", images.standard());

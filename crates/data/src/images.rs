@@ -16,7 +16,6 @@ use crate::{
 use espalier_plan::data::PixelScaling;
 use espalier_tensor::ops::standardise::{ImageCrop, PixelValues, StoredImages};
 use espalier_tensor::{DType, Device};
-use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 /// The key of the shuffle that holds out validation images: the same for every run.
@@ -52,12 +51,6 @@ pub struct PixelStats {
 }
 
 impl ImageDataset {
-    /// MNIST, Fashion-MNIST or any set in their format: a folder with `train-images-idx3-ubyte` and
-    /// `train-labels-idx1-ubyte`, plain or `.gz`. The set's own test files are left alone.
-    pub fn idx(folder: &Path, validation: f64) -> Result<ImageDataset, Error> {
-        ImageDataset::new(super::idx::read(folder)?, validation)
-    }
-
     /// Images to learn from, all of them, and others to evaluate on.
     pub(crate) fn with_validation(
         mut raw: RawImages,
@@ -78,12 +71,6 @@ impl ImageDataset {
         }
         let (held_out, standard) = (raw.labels.len() - learnt, PixelStats::of(&raw, 0..learnt));
         Ok(ImageDataset::standardised(raw, None, held_out, standard))
-    }
-
-    /// CIFAR-10's binary version: a folder with `data_batch_1.bin` and its sisters. `test_batch.bin` is left
-    /// alone.
-    pub fn cifar10(folder: &Path, validation: f64) -> Result<ImageDataset, Error> {
-        ImageDataset::new(super::cifar::read(folder)?, validation)
     }
 
     pub fn shapes(shapes: &super::Shapes, validation: f64) -> Result<ImageDataset, Error> {

@@ -135,10 +135,4 @@ mod tests {
         assert_eq!(width("&lt;other&gt;: 0"), 1.0, "a bar of nothing is seen to be there");
         assert!(!svg.contains("NaN"));
     }
-
-    #[test]
-    fn bars_without_rows_or_length_are_drawn() {
-        let svg = Figure::new("").with(Bars::new("none", &[])).svg();
-        assert!(svg.contains(">none</text>") && !svg.contains("NaN"));
-    }
 }

@@ -263,8 +263,16 @@ mod tests {
     }
 
     #[test]
-    fn a_figure_without_panels_is_its_title() {
-        let svg = Figure::new("nothing").svg();
-        assert!(svg.contains(">nothing</text>") && !svg.contains("NaN"), "{svg}");
+    fn what_is_empty_is_its_title() {
+        let empty: [Panel; 3] = [
+            Bars::new("nothing", &[]).into(),
+            Heatmap::new("nothing").into(),
+            TimelineChart::new("nothing", "ms", &[]).into(),
+        ];
+        let figures = empty.map(|panel| Figure::new("").with(panel));
+        for figure in figures.iter().chain([&Figure::new("nothing")]) {
+            let svg = figure.svg();
+            assert!(svg.contains(">nothing</text>") && !svg.contains("NaN"), "{svg}");
+        }
     }
 }

@@ -112,9 +112,4 @@ mod tests {
         assert_eq!(svg.matches("class=\"rest\"").count(), 3);
         assert!(svg.contains("attn 1: 90 %") && svg.contains("&lt;mlp&gt;") && !svg.contains("NaN"), "{svg}");
     }
-
-    #[test]
-    fn an_empty_one_is_drawn() {
-        assert!(!Figure::new("").with(Heatmap::new("none")).svg().contains("NaN"));
-    }
 }

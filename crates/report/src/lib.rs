@@ -35,5 +35,5 @@ pub use bars::{Bar, BarRow, Bars};
 pub use figure::{Figure, Panel};
 pub use heatmap::{Heatmap, HeatmapCell};
 pub use page::{Column, Page, Table};
-pub use plot::{AxisScale, Band, Curve, Guide, GuidePath, LineStyle, Markers, Plot, PlotAxis, PlotElement};
+pub use plot::{AxisScale, Curve, Guide, GuidePath, LineStyle, Markers, Plot, PlotAxis, PlotElement};
 pub use timeline::{TimelineChart, TimelineRow, TimelineSpan};

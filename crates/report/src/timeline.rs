@@ -156,9 +156,4 @@ mod tests {
             "{svg}"
         );
     }
-
-    #[test]
-    fn an_empty_one_is_drawn() {
-        assert!(!Figure::new("").with(TimelineChart::new("none", "ms", &[])).svg().contains("NaN"));
-    }
 }

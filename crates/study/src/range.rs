@@ -269,41 +269,18 @@ mod tests {
     #[test]
     fn a_range_that_is_none_gets_a_sentence() {
         let message = |text: &str| read(text).unwrap_err().to_string();
-        for (text, expected) in [
-            (
-                "a.b = { log = [1.0, 1e-4] }",
-                "`search.ranges.a.b.log` must be a range that is not empty: the smaller number first, got [1, 0.0001]",
-            ),
-            (
-                "a.b = { log = [0.1, 0.1] }",
-                "`search.ranges.a.b.log` must be a range that is not empty: the smaller number first, got [0.1, 0.1]",
-            ),
-            (
-                "a.b = { log = [0, 1] }",
-                "`search.ranges.a.b.log` must be a range above 0, since its logarithm is taken, got [0, 1]",
-            ),
-            (
-                "a.b = { one_minus_log = [0.1, 2] }",
-                "`search.ranges.a.b.one_minus_log` must be a range above 0 and up to 1, of one minus the value, got [0.1, 2]",
-            ),
-            (
-                "a.b = { whole = [1.5, 2] }",
-                "`search.ranges.a.b.whole` must be a range of whole numbers, got [1.5, 2]",
-            ),
-            (
-                "a.b = { whole_log = [0, 2] }",
-                "`search.ranges.a.b.whole_log` must be a range of whole numbers above 0, got [0, 2]",
-            ),
-            (
-                "a.b = { linaer = [1, 2] }",
-                "`search.ranges.a.b.linaer` is not a field; did you mean `search.ranges.a.b.linear`?",
-            ),
-            (
-                "a.b = { log = [1] }",
-                "`search.ranges.a.b.log` must be two numbers, as in [0.001, 1.0], got a list of 1",
-            ),
-            ("a = 3", "`search.ranges.a` must be a range, as in { log = [1e-4, 1.0] }, got 3"),
-        ] {
+        let refused = r#"
+            a.b = { log = [1.0, 1e-4] } => `search.ranges.a.b.log` must be a range that is not empty: the smaller number first, got [1, 0.0001]
+            a.b = { log = [0.1, 0.1] } => `search.ranges.a.b.log` must be a range that is not empty: the smaller number first, got [0.1, 0.1]
+            a.b = { log = [0, 1] } => `search.ranges.a.b.log` must be a range above 0, since its logarithm is taken, got [0, 1]
+            a.b = { one_minus_log = [0.1, 2] } => `search.ranges.a.b.one_minus_log` must be a range above 0 and up to 1, of one minus the value, got [0.1, 2]
+            a.b = { whole = [1.5, 2] } => `search.ranges.a.b.whole` must be a range of whole numbers, got [1.5, 2]
+            a.b = { whole_log = [0, 2] } => `search.ranges.a.b.whole_log` must be a range of whole numbers above 0, got [0, 2]
+            a.b = { linaer = [1, 2] } => `search.ranges.a.b.linaer` is not a field; did you mean `search.ranges.a.b.linear`?
+            a.b = { log = [1] } => `search.ranges.a.b.log` must be two numbers, as in [0.001, 1.0], got a list of 1
+            a = 3 => `search.ranges.a` must be a range, as in { log = [1e-4, 1.0] }, got 3
+        "#;
+        for (text, expected) in refused.trim().lines().filter_map(|line| line.split_once(" => ")) {
             assert_eq!(message(text), expected);
         }
     }

@@ -74,7 +74,7 @@ pub fn comm(arguments: &CommArguments) -> Result<ExitCode> {
     let links = rounds(count, || comm_timing::links(ranks, AllReduce::Ring, precision, sizes))?;
     let links = LinkSamples::medians(&links);
     let bytes = precision.size() as f64;
-    output::on_standard_output(format_args!("{}", table(&links, bytes)));
+    output::on_standard_output(table(&links, bytes));
     let two = links.costs(|pattern| pattern == POINT_TO_POINT);
     let rings = links.costs(|pattern| pattern != POINT_TO_POINT);
     let occupies = rounded(median(rounds(count, || comm_timing::occupies(ranks, precision, overlapped))?));

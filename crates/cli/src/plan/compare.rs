@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::record::record;
 use super::table::{aligned, seconds};
 use super::{PlanRequest, wrong};
-use crate::output;
+use crate::output::print_out;
 
 /// What can be compared: the name, and how state is kept under it. Everything else is as the engine has it.
 const KINDS: [&str; 3] = ["dense", "samo", "espalier"];
@@ -26,7 +26,7 @@ pub fn compare(request: &PlanRequest, devices: usize) -> Result<Value> {
         Some((_, dense)) => dense.clone(),
         None => best(request, &request.plan, "dense", devices)?,
     };
-    output::on_standard_output(format_args!("{}\n", text(&found, dense.as_ref())));
+    print_out!("{}", text(&found, dense.as_ref()));
     let found = found.iter().map(|(kind, estimate)| (*kind, estimate.as_ref()));
     Ok(records(&request.plan, found, dense.as_ref()))
 }

@@ -34,10 +34,7 @@ impl PlanRequest<'_> {
             rows.push((fraction, self.search(&plan, number)?.ranked.into_iter().next()));
         }
         drop(spinner);
-        output::on_standard_output(format_args!(
-            "{}",
-            table::sparsities(&self.plan, &self.cluster, number, &rows)
-        ));
+        output::on_standard_output(table::sparsities(&self.plan, &self.cluster, number, &rows));
         let sweep: Vec<Value> = rows
             .iter()
             .map(|(fraction, best)| {

@@ -186,7 +186,7 @@ fn show(request: &PlanRequest, result: &ResultTimes) -> Result<Value> {
     for note in &result.notes {
         print_err!("note: {note}");
     }
-    on_standard_output(format_args!("{}", time_to_result::text(result)));
+    on_standard_output(time_to_result::text(result));
     let value = time_to_result::value(result);
     if let Some(output) = &request.outputs.svg {
         output.finish(&time_to_result::figure(result).svg())?;

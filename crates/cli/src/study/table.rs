@@ -58,10 +58,7 @@ pub fn summarise(summary: &StudySummary) {
         row.extend([steps.to_string(), best(cell)]);
         rows.push(row);
     }
-    output::on_standard_output(format_args!(
-        "{}",
-        TextTable::new(&rows).with_text_column().render(output::width())
-    ));
+    output::on_standard_output(TextTable::new(&rows).with_text_column().render(output::width()));
     for fit in &summary.fits {
         let curve = fit.fit.curve;
         let critical = fit.fit.critical_batch.map_or("none".into(), |batch| format!("{batch:.0}"));

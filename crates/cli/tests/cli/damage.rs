@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use crate::faults::assert_complete;
 use crate::outputs::compare;
-use crate::{TINY, TestDir, assert_contains, espalier, json, refused, stderr, succeeded, train_in};
+use crate::{TINY, TestDir, ended, espalier, json, refused, said, stderr, succeeded, train_in};
 
 /// The command `espalier ARGUMENTS` in `folder`, from a shell that has set its limits first.
 fn limited(folder: &Path, limits: &str, arguments: &str) -> Output {
@@ -64,10 +64,8 @@ fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
 
     // Those who begin with it hear which one they got.
     let passed_over = "step-000004: optimizer.safetensors is damaged";
-    let output = espalier(at, "prune run --method magnitude -o thin");
-    assert!(output.status.success() && stderr(&output).contains(passed_over), "{}", stderr(&output));
-    let output = train_in(at, TINY, "--from run --out child");
-    assert!(output.status.success() && stderr(&output).contains(passed_over), "{}", stderr(&output));
+    said(espalier(at, "prune run --method magnitude -o thin"), &[passed_over]);
+    said(train_in(at, TINY, "--from run --out child"), &[passed_over]);
     assert_eq!(
         names(&at.join("run/checkpoints")),
         ["step-000002", "step-000004"],
@@ -76,12 +74,7 @@ fn a_run_folder_is_verified_and_what_is_damaged_is_passed_over_aloud() {
 
     // And whoever goes on, goes on from the one before.
     let more = "--out run --resume --set train.steps=6";
-    let output = train_in(at, TINY, &format!("{EVERY_2} {more}"));
-    assert!(
-        output.status.success() && stderr(&output).contains("resumed after step 2"),
-        "{}",
-        stderr(&output)
-    );
+    said(train_in(at, TINY, &format!("{EVERY_2} {more}")), &["resumed after step 2"]);
     assert!(names(&at.join("run/checkpoints")).contains(&"damaged-step-000004".to_owned()));
     assert_eq!(espalier(at, "verify run").status.code(), Some(0));
 }
@@ -147,9 +140,7 @@ fn a_checkpoint_that_cannot_be_removed_costs_room_and_nothing_else() {
     // And what an earlier run could not remove either.
     fs::write(at.join("run/checkpoints/.removing-step-000001"), "a file").unwrap();
     let resume = format!("train run.toml --resume --set train.steps=7 {settings}");
-    let output = limited(at, "ulimit -n 100", &resume);
-    let text = stderr(&output);
-    assert!(output.status.success(), "{text}");
+    let text = stderr(&succeeded(limited(at, "ulimit -n 100", &resume)));
     assert_eq!(text.matches("step-000004: the old checkpoint cannot be removed: ").count(), 1, "{text}");
     assert_eq!(names(&at.join("run/checkpoints")), [".removing-step-000004", "step-000007"]);
 }
@@ -176,8 +167,7 @@ fn a_run_whose_validation_loss_is_no_number_exits_with_4() {
     let folder = TestDir::new();
     let changes = "--set learning_rate.peak=1e38 --set optimizer.name=sgd --set train.steps=1";
     let output = train_in(&folder, TINY, &format!("{changes} --out run --json"));
-    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
     assert!(output.stdout.is_empty(), "no summary of a success");
-    assert_contains(&stderr(&output), &["error: the run diverged: the validation loss is NaN"]);
+    ended(output, 4, &["error: the run diverged: the validation loss is NaN"]);
     assert!(!folder.join("run/checkpoints").exists());
 }

@@ -6,7 +6,9 @@ use std::process::Output;
 
 use serde_json::Value;
 
-use crate::{assert_contains, espalier, espalier_command, json_of, refused_in_a_sentence, root, stdout};
+use crate::{
+    assert_contains, espalier, espalier_command, json, json_of, refused_in_a_sentence, root, said, stdout,
+};
 
 /// Runs with words divided by spaces.
 fn explain(arguments: &str) -> Output {
@@ -49,9 +51,8 @@ fn two_layers_by_hand() {
 fn the_mixture_of_a_run_is_printed() {
     let run = "runs/integrated.toml";
     let by = "layers.0 to layers.6 data-parallel, layers.11 to layers.16 model-parallel";
-    let output = explain(&format!("{run} --ranks 2"));
-    assert!(stdout(&output).contains(&format!("run file: {by}: ")), "{}", stdout(&output));
-    assert_eq!(figures(&format!("{run} --ranks 2"))["run"]["layers"][0]["by"], "data");
+    let output = said(explain(&format!("{run} --ranks 2 --json")), &[&format!("run file: {by}: ")]);
+    assert_eq!(json(&output.stdout)["run"]["layers"][0]["by"], "data");
     assert!(figures("runs/alexnet.toml --ranks 2")["run"].is_null());
     let output = espalier(&root(), &format!("train {run} --dry-run"));
     assert_contains(&stdout(&output), &[&format!("per layer: {by}\n"), "activation all-to-all"]);

@@ -10,10 +10,12 @@ use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
 
 use crate::lease::Lease;
-use crate::{DIVERGING, TINY, TestDir, command, ended, json, refused, said, stderr, succeeded, train_in};
+use crate::{
+    DIVERGING, TINY, TestDir, command, ended, json, json_of, refused, said, stderr, succeeded, train_in,
+};
 
 /// Settings of a run that is long enough to be killed, and saves often enough to be killed while it does.
-pub const LONG: &str = "--set train.steps=60 --set model.width=64 --set train.log_every=1 --set checkpoint.every=2 \
+pub const LONG: &str = "--set train.steps=40 --set model.width=64 --set train.log_every=1 --set checkpoint.every=2 \
                         --set model.dropout=0.1";
 
 /// A number below `n` that differs from run to run; whoever uses it says what it was where a test fails.
@@ -67,8 +69,7 @@ pub fn start(folder: &Path, arguments: &str) -> Child {
 }
 
 fn uninterrupted(folder: &Path, more: &str) -> serde_json::Value {
-    let output = succeeded(train_in(folder, TINY, &format!("{LONG} --json --out whole {more}")));
-    json(&output.stdout)["weights_hash"].clone()
+    json_of(train_in(folder, TINY, &format!("{LONG} --json --out whole {more}")))["weights_hash"].clone()
 }
 
 #[test]
@@ -80,7 +81,7 @@ fn a_killed_run_leaves_whole_checkpoints_and_goes_on_with_the_same_bits() {
         let expected = uninterrupted(&folder, ranks);
         let arguments = format!("{LONG} --json --out broken {ranks}");
         let run = folder.join("broken");
-        let (first, second) = (1 + random(20), 30 + random(20));
+        let (first, second) = (1 + random(12), 20 + random(10));
         for (step, resume) in [(first, ""), (second, "--resume")] {
             let mut child = start(&folder, &format!("{arguments} {resume}"));
             wait_for_step(&mut child, &run, step);
@@ -88,10 +89,8 @@ fn a_killed_run_leaves_whole_checkpoints_and_goes_on_with_the_same_bits() {
             assert_eq!(child.wait().unwrap().code(), None, "killed at {first} and {second}");
             assert_complete(&run);
         }
-        let output = said(
-            command(&folder, &format!("{arguments} --resume")).output().unwrap(),
-            &["resumed after step"],
-        );
+        let resumed = command(&folder, &format!("{arguments} --resume")).output().unwrap();
+        let output = said(resumed, &["resumed after step"]);
         assert_eq!(json(&output.stdout)["weights_hash"], expected, "killed at {first} and {second}");
     }
 }
@@ -129,7 +128,7 @@ fn a_run_that_falls_over_is_restarted_as_often_as_it_may() {
         let ranks = format!("--ranks {ranks}");
         let expected = uninterrupted(&folder, &ranks);
         let arguments = format!("{LONG} --json --out broken --max-restarts 2 {ranks}");
-        let steps = [3 + random(20), 30 + random(20)];
+        let steps = [3 + random(12), 20 + random(10)];
         let output = killed_at(&steps, &folder, &arguments);
         let text = stderr(&output);
         assert!(output.status.success(), "killed at {steps:?}: {text}");
@@ -148,19 +147,13 @@ fn a_run_that_falls_over_is_restarted_as_often_as_it_may() {
 fn restarts_come_to_an_end_and_are_not_for_mistakes() {
     let folder = TestDir::with_run_file();
     let arguments = format!("{LONG} --out broken --max-restarts 1");
-    let output = killed_at(&[3, 20], &folder, &arguments);
-    assert_eq!(output.status.code(), Some(128 + 9), "{}", stderr(&output));
-    assert!(
-        stderr(&output).ends_with("killed by signal 9; no restart is left of 1\n"),
-        "{}",
-        stderr(&output)
-    );
+    let text = ended(killed_at(&[3, 20], &folder, &arguments), 128 + 9, &[]);
+    assert!(text.ends_with("killed by signal 9; no restart is left of 1\n"), "{text}");
 
     let text = refused(train_in(&folder, "nonsense", "--max-restarts 3"), &[]);
     assert_eq!(text.lines().count(), 1, "{text}");
-    let output = train_in(&folder, TINY, &format!("{DIVERGING} --max-restarts 3"));
-    assert_eq!(output.status.code(), Some(4), "{}", stderr(&output));
-    assert!(!stderr(&output).contains("restart"), "{}", stderr(&output));
+    let text = ended(train_in(&folder, TINY, &format!("{DIVERGING} --max-restarts 3")), 4, &[]);
+    assert!(!text.contains("restart"), "{text}");
     let mut launched = command(&folder, "--max-restarts 3");
     let text = refused(
         launched.env("OMPI_COMM_WORLD_SIZE", "2").env("OMPI_COMM_WORLD_RANK", "0").output().unwrap(),
@@ -199,12 +192,12 @@ fn a_run_that_is_restarted_before_its_first_checkpoint_has_the_weights_it_starte
     let at = &TestDir::new();
     uninterrupted(at, "");
     let from = format!("{LONG} --set checkpoint.every=1000 --from whole --json --out");
-    let expected = succeeded(train_in(at, TINY, &format!("{from} tuned")));
+    let expected = json_of(train_in(at, TINY, &format!("{from} tuned")));
     let output = said(
         killed_at(&[3], at, &format!("{from} broken --max-restarts 1")),
         &["note: the run starts from the weights of "],
     );
-    assert_eq!(json(&output.stdout)["weights_hash"], json(&expected.stdout)["weights_hash"]);
+    assert_eq!(json(&output.stdout)["weights_hash"], expected["weights_hash"]);
 }
 
 /// One that is killed before the run has asked to be told of it leaves no run behind, which nobody would wait
@@ -231,9 +224,7 @@ fn a_run_ends_although_a_rank_hangs() {
         let Some(_lease) = Lease::on(&metrics) else { return };
         let arguments = format!("--ranks 2 --out broken --max-restarts {restarts}");
         let limit = "--set parallel.timeout_s=1";
-        let output = train_in(&folder, TINY, &format!("{arguments} {limit}"));
-        let text = stderr(&output);
-        assert_eq!(output.status.code(), Some(3), "{text}");
+        let text = ended(train_in(&folder, TINY, &format!("{arguments} {limit}")), 3, &[]);
         // How long it took to notice is the machine's affair.
         let names_it = |line: &&str| {
             line.starts_with("error: rank 1 failed: rank 1 waited ") && line.contains(" s for rank 0 in ")

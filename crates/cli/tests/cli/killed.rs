@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::{TINY, TestDir, command, json, said, set, stderr, train_in};
 
 /// The last step of which a checkpoint is there.
-fn last_step(folder: &Path) -> Option<u64> {
+pub fn last_step(folder: &Path) -> Option<u64> {
     let names = fs::read_dir(folder).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).max()
 }

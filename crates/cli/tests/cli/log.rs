@@ -82,8 +82,7 @@ fn pruning_and_a_run_that_may_be_restarted_are_logged_too() {
     assert!(!text.contains("rank 0"), "one rank alone has no number: {text}");
 
     let prune = "prune a --method magnitude --sparsity 0.5 -o b --log info";
-    let output = succeeded(espalier(&folder, prune));
-    let text = stderr(&output);
+    let text = stderr(&succeeded(espalier(&folder, prune)));
     for landmark in
         ["asks the pruning method after 0 steps", "pruned before step 5: ", "step-000004 is written"]
     {

@@ -194,6 +194,15 @@ pub fn refused_in_a_sentence(output: Output, words: &[&str]) -> String {
     text
 }
 
+/// The same of each line of a table, `ARGUMENTS => WORDS`.
+#[track_caller]
+pub fn refused_each(table: &str, run: impl Fn(&str) -> Output) {
+    for line in table.trim().lines() {
+        let (arguments, words) = line.split_once(" => ").expect("arguments, and words");
+        refused_in_a_sentence(run(arguments), &[words]);
+    }
+}
+
 /// The same where something else may have been said before: the last line is the sentence.
 #[track_caller]
 pub fn refused_at_last(output: Output, words: &[&str]) -> String {

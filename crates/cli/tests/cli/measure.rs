@@ -15,9 +15,9 @@ fn a_checkpoint_has_a_sharpness_an_eigenvalue_a_spectrum_and_a_critical_batch() 
     let pruned = "--set prune.method=magnitude --set prune.sparsity=0.5 --set train.steps=20";
     succeeded(train_in(at, TINY, &format!("--out thin {pruned}")));
 
-    let output = succeeded(measure(at, "thin --samples 32 --json"));
+    let output = succeeded(measure(at, "thin --samples 16 --json"));
     let usual = json(&output.stdout);
-    assert_eq!((usual["step"].as_u64(), usual["samples"].as_u64()), (Some(20), Some(32)));
+    assert_eq!((usual["step"].as_u64(), usual["samples"].as_u64()), (Some(20), Some(16)));
     let number = |path: &str| {
         usual.pointer(path).and_then(|x| x.as_f64()).unwrap_or_else(|| panic!("{path}: {usual}"))
     };
@@ -36,7 +36,7 @@ fn a_checkpoint_has_a_sharpness_an_eigenvalue_a_spectrum_and_a_critical_batch() 
         stderr(&output)
     );
 
-    let output = measure(at, "thin --samples 32 --spectrum --json");
+    let output = measure(at, "thin --samples 16 --spectrum --json");
     let found = json(&output.stdout);
     assert!(found["sharpness"].is_null() && found["noise"].is_null(), "only what was asked for: {found}");
     let largest = found["spectrum"]["largest"].as_f64().unwrap();

@@ -100,14 +100,14 @@ fn trained(folder: &Path, out: &str, output: &Output) -> (Vec<f64>, Value) {
     (lines.filter_map(|line| line["loss"].as_f64()).collect(), json(&output.stdout))
 }
 
-/// Over 40 steps with AdamW (100 in the long form), dense and with nine weights of ten gone: losses within
+/// Over 16 steps with AdamW (100 in the long form), dense and with nine weights of ten gone: losses within
 /// 1e-6 of those of one rank, and weights with the very bits that threads give, since both add up in the
 /// order of ranks.
 fn processes_train_as_threads_and_as_one_rank(run_file: &str, learns: bool) {
     let folder = TestDir::new();
     fs::write(folder.join("run.toml"), format!("{run_file}{TRAINING}")).unwrap();
     let pruned = "--set prune.method=magnitude --set prune.sparsity=0.9";
-    let steps = if espalier_testing::long() { 100 } else { 40 };
+    let steps = if espalier_testing::long() { 100 } else { 16 };
     for (how, settings) in [("dense", ""), ("pruned", pruned)] {
         let arguments = format!("train run.toml {settings} --set train.steps={steps}");
         let alone = format!("{arguments} --json --out {how}-1");
@@ -367,21 +367,23 @@ fn struck_after(
 fn goes_on_after_a_kill(layout: &str) {
     let folder = TestDir::with_run_file();
     // Four processes on few cores take long for a step.
-    const FEWER: &str = "--set train.steps=48";
-    let out = |name: &str| format!("{LONG} {FEWER} {layout} --json --out {name}");
-    let Some(mut uninterrupted) = mpi_command(4, &folder, &out("whole")) else { return };
-    let uninterrupted = succeeded(uninterrupted.output().unwrap());
-    let (rank, step) = (random(4) as usize, 1 + random(30));
-    let settings = format!("{FEWER} {layout} --out broken");
-    let Struck { output, ended_before, .. } = struck("-KILL", rank, step, &folder, &settings).unwrap();
+    let settings = format!("--set train.steps=24 {layout}");
+    let (rank, step) = (random(4) as usize, 1 + random(10));
+    let broken = format!("{settings} --out broken");
+    let Some(Struck { output, ended_before, .. }) = struck("-KILL", rank, step, &folder, &broken) else {
+        return;
+    };
     assert!(!ended_before, "step {step} is never reached: {}", stderr(&output));
     assert!(!output.status.success(), "rank {rank} was killed at step {step}: {}", stderr(&output));
     assert!(stderr(&output).to_lowercase().contains("killed"), "the launcher says so: {}", stderr(&output));
     assert_complete(&folder.join("broken"));
-    let resume = format!("{} --resume", out("broken"));
+    let resume = format!("{LONG} {broken} --json --resume");
+    let resumed = json_of(mpi_command(4, &folder, &resume).unwrap().output().unwrap());
+    // Threads take the same steps, and little time for them.
+    let whole = format!("train run.toml {LONG} {settings} --json --out whole --ranks 4");
     assert_eq!(
-        json_of(mpi_command(4, &folder, &resume).unwrap().output().unwrap())["weights_hash"],
-        json(&uninterrupted.stdout)["weights_hash"],
+        resumed["weights_hash"],
+        json_of(espalier(&folder, &whole))["weights_hash"],
         "rank {rank} was killed at step {step}"
     );
 }
@@ -448,7 +450,7 @@ fn a_rank_that_stops_before_its_first_step_is_given_up() {
     let folder = TestDir::with_run_file();
     for (run, wait) in [0, 30, 100].into_iter().enumerate() {
         let out = format!("stopped-{run}");
-        let settings = format!("--out {out} --set parallel.timeout_s=2 --set train.steps=100000");
+        let settings = format!("--out {out} --set parallel.timeout_s=1 --set train.steps=100000");
         let moment = |_: &mut Child| {
             std::thread::sleep(Duration::from_millis(wait));
             true

@@ -6,7 +6,7 @@ use espalier_train::RunSummary;
 use espalier_train::run::trace::TraceFile;
 use serde_json::Value;
 
-use crate::{TestDir, espalier, json, json_of, refused, root, set, stderr};
+use crate::{TestDir, espalier, json, json_of, refused, root, set};
 
 pub const ALL: [&str; 9] =
     ["gpipe", "1f1b", "interleaved", "pipedream", "2bw", "chimera", "chimera-doubling", "zb-h1", "axonn"];
@@ -25,9 +25,7 @@ fn every_schedule_runs_from_the_run_file_and_writes_its_timeline() {
     for schedule in ALL {
         let trace = folder.join(format!("{schedule}.json"));
         let arguments = format!("{} --out {schedule} --trace {schedule}.json --json", small(schedule));
-        let output = espalier(&folder, &arguments);
-        assert!(output.status.success(), "{schedule}: {}", stderr(&output));
-        let summary: RunSummary = serde_json::from_value(json(&output.stdout)).unwrap();
+        let summary: RunSummary = serde_json::from_value(json_of(espalier(&folder, &arguments))).unwrap();
         assert_eq!((summary.layout.pipeline, summary.layout.schedule.as_deref()), (2, Some(schedule)));
         assert!(summary.bytes_sent["point_to_point"] > 0, "{summary:?}");
         losses.push(summary.loss.unwrap());

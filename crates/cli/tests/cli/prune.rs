@@ -4,8 +4,7 @@ use std::path::Path;
 use std::process::Output;
 
 use crate::{
-    TINY, TestDir, assert_contains, espalier, json, json_of, refused, refused_in_a_sentence, said, set,
-    stderr, succeeded, train_in,
+    TINY, TestDir, espalier, json, json_of, refused, refused_each, said, set, stderr, succeeded, train_in,
 };
 
 fn prune(folder: &Path, arguments: &str) -> Output {
@@ -80,26 +79,22 @@ fn what_cannot_be_pruned_is_said_in_one_sentence() {
     let at = &TestDir::new();
     succeeded(train_in(at, TINY, "--out dense"));
     succeeded(prune(at, "dense --method magnitude --sparsity 0.9 -o thin"));
-    let twice = "dense --method magnitude --sparsity 0.5 --set prune.sparsity=0.9 -o x";
-    let other = "dense --method magnitude --set prune.method=random -o x";
-    let cases: [(&str, &str); 12] = [
-        (twice, "`--sparsity` sets `prune.sparsity` to 0.5, but --set sets it to 0.9"),
-        (other, "`--method` sets `prune.method` to \"magnitude\", but --set sets it to \"random\""),
-        ("nowhere --method magnitude -o x", "nowhere: there is no such folder"),
-        ("dense --method magnitud -o x", "did you mean `magnitude`?"),
-        ("dense --method magnitude --sparsity 1.0 -o x", "a number in [0, 1)"),
-        ("dense --method magnitude --sparsity=-0.5 -o x", "a number in [0, 1)"),
-        ("dense --method magnitude --sparsity -0.5 -o x", "a number in [0, 1)"),
-        ("run.toml --method magnitude -o x", "neither a checkpoint"),
-        ("dense --method gradual -o x", "which prunes during training"),
-        ("dense --method lottery -o x", "which prunes during training"),
-        ("thin --method magnitude --sparsity 0.5 -o x", "pruned already to 0.9"),
-        ("dense --method magnitude -o thin", "there is a run here already"),
-    ];
-    for (arguments, expected) in cases {
-        refused_in_a_sentence(prune(at, arguments), &[expected]);
-        assert!(!at.join("x").exists(), "{arguments:?} left something behind");
-    }
+    let mistakes = r#"
+        dense --method magnitude --sparsity 0.5 --set prune.sparsity=0.9 -o x => `--sparsity` sets `prune.sparsity` to 0.5, but --set sets it to 0.9
+        dense --method magnitude --set prune.method=random -o x => `--method` sets `prune.method` to "magnitude", but --set sets it to "random"
+        nowhere --method magnitude -o x => nowhere: there is no such folder
+        dense --method magnitud -o x => did you mean `magnitude`?
+        dense --method magnitude --sparsity 1.0 -o x => a number in [0, 1)
+        dense --method magnitude --sparsity=-0.5 -o x => a number in [0, 1)
+        dense --method magnitude --sparsity -0.5 -o x => a number in [0, 1)
+        run.toml --method magnitude -o x => neither a checkpoint
+        dense --method gradual -o x => which prunes during training
+        dense --method lottery -o x => which prunes during training
+        thin --method magnitude --sparsity 0.5 -o x => pruned already to 0.9
+        dense --method magnitude -o thin => there is a run here already
+    "#;
+    refused_each(mistakes, |arguments| prune(at, arguments));
+    assert!(!at.join("x").exists(), "nothing is left behind");
     // A mask of another shape.
     let wider = "--out y --from thin --set model.width=32";
     refused(train_in(at, TINY, wider), &["the mask of h.0.attn.c_attn.weight is not one of 3072 weights"]);
@@ -118,9 +113,8 @@ fn a_pruned_checkpoint_is_pruned_further_by_any_method() {
     for (round, (method, sparsity)) in rounds.into_iter().enumerate() {
         let (from, to) = (round.to_string(), (round + 1).to_string());
         let sparsity_asked = sparsity.map_or(String::new(), |sparsity| format!("--sparsity {sparsity}"));
-        let output = prune(at, &format!("{from} --method {method} -o {to} --json {sparsity_asked}"));
-        assert!(output.status.success(), "{method}: {}", stderr(&output));
-        let found = json(&output.stdout)["sparsity"].as_f64().unwrap();
+        let pruned = json_of(prune(at, &format!("{from} --method {method} -o {to} --json {sparsity_asked}")));
+        let found = pruned["sparsity"].as_f64().unwrap();
         match sparsity {
             Some(asked) => assert!((found - asked.parse::<f64>().unwrap()).abs() < 1e-3, "{method}: {found}"),
             // Two of four, less those of them that were gone.
@@ -138,14 +132,12 @@ fn the_checkpoint_of_a_pipeline_is_pruned_too() {
     let ranks = "train.micro_batches=2 parallel.pipeline=2 parallel.data=2 parallel.zero=true";
     succeeded(train_in(at, TINY, &format!("--out dense {}", set(ranks))));
     for method in ["magnitude", "snip", "grasp"] {
-        let output = prune(at, &format!("dense --method {method} --sparsity 0.8 -o {method} --json"));
-        assert!(output.status.success(), "{method}: {}", stderr(&output));
-        assert!((json(&output.stdout)["sparsity"].as_f64().unwrap() - 0.8).abs() < 1e-3, "{method}");
+        let found = json_of(prune(at, &format!("dense --method {method} --sparsity 0.8 -o {method} --json")));
+        assert!((found["sparsity"].as_f64().unwrap() - 0.8).abs() < 1e-3, "{method}");
         let run_file = std::fs::read_to_string(at.join(method).join("run.toml")).unwrap();
         let resume = format!("--out {method} --resume --json --set train.steps=6");
-        let output = train_in(at, &run_file, &resume);
-        assert!(output.status.success(), "{method}: {}", stderr(&output));
-        assert_eq!(json(&output.stdout)["layout"]["pipeline"], 2, "it is still the same run");
+        let resumed = json_of(train_in(at, &run_file, &resume));
+        assert_eq!(resumed["layout"]["pipeline"], 2, "{method}: it is still the same run");
     }
 }
 
@@ -153,10 +145,10 @@ fn the_checkpoint_of_a_pipeline_is_pruned_too() {
 fn what_pruning_did_is_said() {
     let at = &TestDir::new();
     succeeded(train_in(at, TINY, "--out dense"));
-    let output = prune(at, "dense --method magnitude --sparsity 0.9999 -o none");
-    let text = stderr(&output);
-    assert!(output.status.success(), "{text}");
-    assert_contains(&text, &["mask stored as index", "warning: nothing is left of h.0.attn.c_attn.weight"]);
+    said(
+        prune(at, "dense --method magnitude --sparsity 0.9999 -o none"),
+        &["mask stored as index", "warning: nothing is left of h.0.attn.c_attn.weight"],
+    );
 
     // What is gone stays gone, and whoever asks for less hears of it.
     succeeded(prune(at, "dense --method magnitude -o thin"));
@@ -176,10 +168,10 @@ fn layers_that_skip_zeros_are_counted() {
     let at = &TestDir::new();
     let sparse = "--set prune.method=magnitude --set prune.kernels=sparse --set model.layers=2";
     for (out, layout) in [("one", ""), ("two", "--set parallel.pipeline=2")] {
-        let output = train_in(at, TINY, &format!("{sparse} {layout} --out {out}"));
-        let text = stderr(&output);
-        assert!(output.status.success(), "{text}");
-        assert!(text.contains(", 8 linear layers with sparse kernels; "), "{text}");
+        said(
+            train_in(at, TINY, &format!("{sparse} {layout} --out {out}")),
+            &[", 8 linear layers with sparse kernels; "],
+        );
         let more = format!("{sparse} {layout} --out {out} --resume --set train.steps=6");
         succeeded(train_in(at, TINY, &more));
     }

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::{
-    TINY, TestDir, espalier, espalier_command, json, json_of, outputs, refused, refused_in_a_sentence, set,
-    stderr, succeeded, train_in,
+    TINY, TestDir, espalier, espalier_command, json, json_of, outputs, refused, refused_each, set, stderr,
+    succeeded, train_in,
 };
 
 /// The command `espalier report ARGUMENTS`, to be run in `folder`.
@@ -134,18 +134,16 @@ fn what_is_no_run_is_refused() {
     fs::write(at.join("file"), "words").unwrap();
     torn(&at.join("run"));
     let metrics = fs::read(at.join("run/metrics.jsonl")).unwrap();
-    let cases: [(&str, &str); 7] = [
-        ("empty", "empty: there is no run here (no run.toml)"),
-        ("nowhere", "nowhere: there is no such folder"),
-        ("file", "file: this is no folder"),
-        ("run empty", "empty: there is no run here"),
-        ("run -o run/metrics.jsonl", "a file is here that is no page of a report"),
-        ("run --trace file", "file: this is no timeline of a run"),
-        ("run --serve 127.0.0.1:port", "`port` is no port"),
-    ];
-    for (arguments, words) in cases {
-        refused_in_a_sentence(reported(at, arguments), &[words]);
-    }
+    let mistakes = r#"
+        empty => empty: there is no run here (no run.toml)
+        nowhere => nowhere: there is no such folder
+        file => file: this is no folder
+        run empty => empty: there is no run here
+        run -o run/metrics.jsonl => a file is here that is no page of a report
+        run --trace file => file: this is no timeline of a run
+        run --serve 127.0.0.1:port => `port` is no port
+    "#;
+    refused_each(mistakes, |arguments| reported(at, arguments));
     assert_eq!(fs::read(at.join("run/metrics.jsonl")).unwrap(), metrics);
     assert_eq!(fs::read_dir(at.join("run")).unwrap().count(), 2, "run.toml and metrics.jsonl");
 }

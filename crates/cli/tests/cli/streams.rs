@@ -66,30 +66,9 @@ fn help_is_wrapped_and_grouped() {
         let mut espalier = espalier_command(Path::new("."), &format!("{command} --help"));
         stdout(&succeeded(espalier.env("COLUMNS", columns).output().unwrap()))
     };
-    let commands = [
-        "",
-        "train",
-        "prune",
-        "study",
-        "generate",
-        "chat",
-        "eval",
-        "export",
-        "plan",
-        "explain",
-        "schedule",
-        "runs",
-        "compare",
-        "report",
-        "verify",
-        "measure",
-        "doctor",
-        "bench",
-        "bench compute",
-        "tokenize",
-        "completions",
-    ];
-    for command in commands {
+    let commands = "train,prune,study,generate,chat,eval,export,plan,explain,schedule,runs,compare,report,verify,measure,doctor,\
+                    bench,bench compute,tokenize,completions";
+    for command in [""].into_iter().chain(commands.split(',')) {
         for columns in [80, 60] {
             let text = help(command, &columns.to_string());
             // One line says how it is called, however long it is, and one word is not broken.

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use crate::report::report;
 use crate::study::ended_study;
 use crate::{
-    TestDir, assert_contains, espalier, json_of, outputs, refused, refused_in_a_sentence, root, stderr,
-    stdout, succeeded,
+    TestDir, assert_contains, espalier, json_of, outputs, refused, refused_each, root, stderr, stdout,
+    succeeded,
 };
 
 fn plan(folder: &Path, arguments: &str) -> Output {
@@ -142,54 +142,28 @@ fn a_study_that_is_not_finished_is_used_and_said() {
 fn mistakes_get_one_sentence() {
     let folder = TestDir::new();
     ended_study(&folder);
-    let tiny = folder.join("out/tiny").display().to_string();
     let gap = folder.join("gap");
     fs::create_dir(&gap).unwrap();
     let text = fs::read_to_string(root().join("studies/gap.toml")).unwrap();
     let file = json!({ "schema": 1, "study": text, "beside": root().join("studies") });
     fs::write(gap.join("study.json"), file.to_string()).unwrap();
-    for (arguments, sentence) in [
-        (format!("--study {}", folder.display()), "study.json: is not there: this is no folder of a study"),
-        (
-            format!("--study {}", gap.display()),
-            "`--study` is gap, of another kind than steps-to-result: it has no K*",
-        ),
-        (
-            format!("runs/hello.toml --study {tiny}"),
-            "`--study` is of another network: `model.name` was \"mlp\" and is \"gpt\"; steps that were measured \
-             elsewhere can be given as --steps-to-result",
-        ),
-        (
-            format!("--study {tiny} --sparsity 0.9"),
-            "`--sparsity` must be one that the study has: 0, 0.5, got \"0.9\"",
-        ),
-        (format!("--study {tiny} --tokens 300B"), "cannot be used with '--tokens <N>'"),
-        (format!("--study {tiny} --fits 80GB"), "`--fits` is for one batch and one sparsity"),
-        (
-            format!("--study {tiny} --gpus 4 --batches 7 --layout data=4"),
-            "`--layout data` leaves no layout: replicas must divide both 4 devices and the batch of 7",
-        ),
-        (
-            format!("--study {tiny} --batches 8,0"),
-            "`--batches` must be numbers as in 256,512, or a range as in 64..4096, got \"8,0\"",
-        ),
-        (
-            "runs/hello.toml --steps-to-result 5,-1".into(),
-            "`--steps-to-result` must be two numbers of at least 0, not both 0: steps are c1/B + c2, got \"5,-1\"",
-        ),
-        (
-            "runs/hello.toml --steps-to-result 5,1 --steps-to-result 6,1".into(),
-            "`--steps-to-result` has two curves for a sparsity of 0",
-        ),
-        ("runs/alexnet.toml --tokens 1B".into(), "`--tokens` counts tokens, and this run learns from images"),
-        ("runs/hello.toml --tokens many".into(), "`--tokens` must be a number, as in 300B, got \"many\""),
-        ("runs/hello.toml --batches 8".into(), "`--batches` is for a time to result: add --study"),
-        (
-            "runs/hello.toml --tokens 1B --price-per-gpu-hour=-1".into(),
-            "`--price-per-gpu-hour` must be a number of at least 0, got \"-1\"",
-        ),
-        ("runs/hello.toml --svg x.svg".into(), "`--svg` plots a sweep or a time to result"),
-    ] {
-        refused_in_a_sentence(plan(&root(), &arguments), &[sentence]);
-    }
+    let mistakes = r#"
+        --study FOLDER => study.json: is not there: this is no folder of a study
+        --study FOLDER/gap => `--study` is gap, of another kind than steps-to-result: it has no K*
+        runs/hello.toml --study FOLDER/out/tiny => `--study` is of another network: `model.name` was "mlp" and is "gpt"; steps that were measured elsewhere can be given as --steps-to-result
+        --study FOLDER/out/tiny --sparsity 0.9 => `--sparsity` must be one that the study has: 0, 0.5, got "0.9"
+        --study FOLDER/out/tiny --tokens 300B => cannot be used with '--tokens <N>'
+        --study FOLDER/out/tiny --fits 80GB => `--fits` is for one batch and one sparsity
+        --study FOLDER/out/tiny --gpus 4 --batches 7 --layout data=4 => `--layout data` leaves no layout: replicas must divide both 4 devices and the batch of 7
+        --study FOLDER/out/tiny --batches 8,0 => `--batches` must be numbers as in 256,512, or a range as in 64..4096, got "8,0"
+        runs/hello.toml --steps-to-result 5,-1 => `--steps-to-result` must be two numbers of at least 0, not both 0: steps are c1/B + c2, got "5,-1"
+        runs/hello.toml --steps-to-result 5,1 --steps-to-result 6,1 => `--steps-to-result` has two curves for a sparsity of 0
+        runs/alexnet.toml --tokens 1B => `--tokens` counts tokens, and this run learns from images
+        runs/hello.toml --tokens many => `--tokens` must be a number, as in 300B, got "many"
+        runs/hello.toml --batches 8 => `--batches` is for a time to result: add --study
+        runs/hello.toml --tokens 1B --price-per-gpu-hour=-1 => `--price-per-gpu-hour` must be a number of at least 0, got "-1"
+        runs/hello.toml --svg x.svg => `--svg` plots a sweep or a time to result
+    "#;
+    let folder = folder.display().to_string();
+    refused_each(mistakes, |arguments| plan(&root(), &arguments.replace("FOLDER", &folder)));
 }

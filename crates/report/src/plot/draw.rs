@@ -1,7 +1,7 @@
-//! A plot on a canvas: axes, bands, guides, curves, and names at their ends.
+//! A plot on a canvas: axes, guides, curves, and names at their ends.
 
 use super::axis::Axes;
-use super::{Band, Curve, GuidePath, LineStyle, Markers, Plot, guides, names};
+use super::{Curve, GuidePath, LineStyle, Markers, Plot, guides, names};
 use crate::canvas::{Anchor, Canvas, width_of};
 use crate::style::{self, fill, stroke};
 
@@ -43,9 +43,6 @@ impl Plot {
             canvas.line("grid", (left - 4.0, at), (left, at));
         }
         self.draw_x(canvas, &axes, height);
-        for band in &self.bands {
-            band.draw(canvas, &axes);
-        }
         let drawn: Vec<_> = {
             let lines = self.curves.iter().filter(|curve| curve.line != LineStyle::None);
             lines.flat_map(|curve| curve.runs(&axes)).collect()
@@ -85,12 +82,11 @@ impl Plot {
 
     fn xs(&self) -> Vec<f64> {
         let curves = self.curves.iter().flat_map(|curve| curve.points.iter().map(|point| point.0));
-        let bands = self.bands.iter().flat_map(|band| band.points.iter().map(|point| point.0));
         let guides = self.guides.iter().filter_map(|guide| match guide.path {
             GuidePath::Vertical(x) => Some(x),
             _ => None,
         });
-        curves.chain(bands).chain(guides).collect()
+        curves.chain(guides).collect()
     }
 
     fn ys(&self) -> Vec<f64> {
@@ -98,29 +94,11 @@ impl Plot {
             let intervals = curve.intervals.iter().flat_map(|(low, high)| [*low, *high]);
             curve.points.iter().map(|point| point.1).chain(intervals)
         });
-        let bands =
-            self.bands.iter().flat_map(|band| band.points.iter().flat_map(|(_, low, high)| [*low, *high]));
         let guides = self.guides.iter().filter_map(|guide| match guide.path {
             GuidePath::Horizontal(y) => Some(y),
             _ => None,
         });
-        curves.chain(bands).chain(guides).collect()
-    }
-}
-
-impl Band {
-    fn draw(&self, canvas: &mut Canvas, axes: &Axes) {
-        let pixels = self
-            .points
-            .iter()
-            .filter_map(|(x, low, high)| Some((axes.x.at(*x)?, axes.y.at(*low)?, axes.y.at(*high)?)));
-        let pixels: Vec<(f64, f64, f64)> = pixels.collect();
-        let lower = pixels.iter().map(|(x, low, _)| (*x, *low));
-        let upper = pixels.iter().rev().map(|(x, _, high)| (*x, *high));
-        let around: Vec<(f64, f64)> = lower.chain(upper).collect();
-        if pixels.len() > 1 {
-            canvas.polygon(&format!("band {}", fill(self.style)), &around);
-        }
+        curves.chain(guides).collect()
     }
 }
 

@@ -13,8 +13,6 @@ pub struct Plot {
     pub title: String,
     pub x: PlotAxis,
     pub y: PlotAxis,
-    /// Drawn under all curves.
-    pub bands: Vec<Band>,
     /// Drawn under the curves.
     pub guides: Vec<Guide>,
     /// Later ones lie above earlier ones.
@@ -67,15 +65,6 @@ pub enum Markers {
     Rings,
 }
 
-/// What lies between two curves.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Band {
-    /// Its colour.
-    pub style: usize,
-    /// x, with the least and the greatest y, by ascending x.
-    pub points: Vec<(f64, f64, f64)>,
-}
-
 /// A line to compare with.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Guide {
@@ -98,8 +87,7 @@ pub enum GuidePath {
 impl Plot {
     /// Nothing on its axes yet.
     pub fn new(title: impl Into<String>, x: PlotAxis, y: PlotAxis) -> Plot {
-        let (bands, guides, curves) = Default::default();
-        Plot { title: title.into(), x, y, bands, guides, curves, wide: false }
+        Plot { title: title.into(), x, y, guides: Vec::new(), curves: Vec::new(), wide: false }
     }
 
     /// Over the full width.
@@ -107,11 +95,10 @@ impl Plot {
         Plot { wide: true, ..self }
     }
 
-    /// With a curve, a band or a guide more.
+    /// With a curve or a guide more.
     pub fn with(mut self, element: impl Into<PlotElement>) -> Plot {
         match element.into() {
             PlotElement::Curve(curve) => self.curves.push(curve),
-            PlotElement::Band(band) => self.bands.push(band),
             PlotElement::Guide(guide) => self.guides.push(guide),
         }
         self
@@ -130,8 +117,6 @@ impl Plot {
 pub enum PlotElement {
     /// Points.
     Curve(Curve),
-    /// What lies between two curves.
-    Band(Band),
     /// A line to compare with.
     Guide(Guide),
 }
@@ -139,12 +124,6 @@ pub enum PlotElement {
 impl From<Curve> for PlotElement {
     fn from(curve: Curve) -> PlotElement {
         PlotElement::Curve(curve)
-    }
-}
-
-impl From<Band> for PlotElement {
-    fn from(band: Band) -> PlotElement {
-        PlotElement::Band(band)
     }
 }
 
@@ -189,13 +168,6 @@ impl Curve {
     /// With an interval around each point, in their order.
     pub fn with_intervals(self, intervals: Vec<(f64, f64)>) -> Curve {
         Curve { intervals, ..self }
-    }
-}
-
-impl Band {
-    /// x, with the least and the greatest y.
-    pub fn new(style: usize, points: Vec<(f64, f64, f64)>) -> Band {
-        Band { style, points }
     }
 }
 

@@ -11,7 +11,7 @@ use espalier_plan::{Error, Plan};
 use serde::Deserialize;
 use toml::Table;
 
-use crate::study_table::{StudyTable, in_run, missing, positive_integer, read_list};
+use crate::study_table::{StudyTable, in_run, positive_integer, read_list};
 
 const BRANCH: &[Field] = &[
     text("from", "the folder of a checkpoint, or of a run"),
@@ -141,14 +141,17 @@ impl BranchStudy {
     /// The run file of the base run: the study's own, or that of its checkpoint's run with what the study
     /// changes.
     pub(crate) fn base_run_file(&self, of_checkpoint: Option<&str>) -> Result<RunFile, Error> {
-        let base = match (&self.from, of_checkpoint) {
-            (None, _) => self.run.read().map_err(in_run)?,
-            (Some(_), None) => return Err(missing("branch.from", "a checkpoint in the folder of its run")),
-            (Some(_), Some(text)) => {
-                RunFile::parse(text, &Override::all_of(self.run.fields())).map_err(in_run)?
-            }
+        let base = match of_checkpoint {
+            None => self.run.read(),
+            Some(text) => RunFile::parse(text, &Override::all_of(self.run.fields())),
         };
-        self.check(&base)?;
+        let base = base.map_err(in_run)?;
+        let samples = self.samples(base.train.batch);
+        let mut batches = self.factors.iter().map(|factor| base.train.batch * factor);
+        if let Some(batch) = batches.find(|batch| !samples.is_multiple_of(*batch)) {
+            let problem = format!("is {samples}, no whole number of batches of {batch} samples");
+            return Err(Error::Conflict { field: "branch.samples".into(), problem });
+        }
         Ok(base)
     }
 
@@ -185,19 +188,6 @@ impl BranchStudy {
                 schedule: RateDecay::Constant,
             };
         })
-    }
-
-    fn check(&self, base: &RunFile) -> Result<(), Error> {
-        let conflict = |field: &str, problem: String| Err(Error::Conflict { field: field.into(), problem });
-        let samples = self.samples(base.train.batch);
-        for factor in &self.factors {
-            let batch = base.train.batch * factor;
-            if !samples.is_multiple_of(batch) {
-                let problem = format!("is {samples}, no whole number of batches of {batch} samples");
-                return conflict("branch.samples", problem);
-            }
-        }
-        Ok(())
     }
 }
 

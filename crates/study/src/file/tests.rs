@@ -89,53 +89,30 @@ fn results_are_comparable_while_the_fingerprint_stays() {
 
 #[test]
 fn mistakes_get_a_sentence_that_names_the_field() {
-    let message = |overrides: &[&str]| with(overrides).unwrap_err().to_string();
-    for (change, expected) in [
-        ("nmae=x", "`nmae` is not a field; did you mean `name`?"),
-        ("name=a/b", "`name` must be letters, digits, `-`, `_` and `.`: it names a folder, got \"a/b\""),
-        ("cells.batchs=[1]", "`cells.batchs` is not a field; did you mean `cells.batches`?"),
-        (
-            "cells.batches=[]",
-            "`cells.batches` must be a list of batch sizes, such as [16, 64], got an empty list",
-        ),
-        ("cells.batches=[0]", "`cells.batches` must be a list of batch sizes, such as [16, 64], got 0"),
-        ("cells.batches=[4, 4]", "`cells.batches` has 4 twice"),
-        (
-            "cells.sparsities=[1]",
-            "`cells.sparsities` must be a list of numbers in [0, 1), such as [0, 0.9], got 1",
-        ),
-        ("goal.loss=2", "`goal.loss` and `goal.error` exclude each other: a study has one goal"),
-        ("goal.error=12", "`goal.error` must be an error rate, in (0, 1), got 12"),
-        (
-            "search.method=sobel",
-            "`search.method` must be \"sobol\" or \"halving\", got \"sobel\"; did you mean `sobol`?",
-        ),
-        (
-            "search.eval_every=5000",
-            "`search.eval_every` is 5000, above `search.steps` = 1000: no trial would be measured",
-        ),
-        ("search.sparsity=1", "`search.sparsity` is not a field"),
-        (
-            "search.ranges.learning_rate.peak.log=[0.1, 1]",
-            "`search.ranges` has `learning_rate.peak` twice, in quotes and as a section",
-        ),
-        ("run.seed=3", "`run.seed` has no effect in a study: the trial's number decides it"),
-        ("run.train.batch=3", "`run.train.batch` has no effect in a study: `cells.batches` decides it"),
-        (
-            "run.learning_rate.peak=0.1",
-            "`run.learning_rate.peak` has no effect in a study that searches it: `search.ranges.learning_rate.peak` decides it",
-        ),
-        ("run.model.nmae=x", "`run.model.nmae` is not a field; did you mean `run.model.name`?"),
-        (
-            "run.optimizer.name=sgd",
-            "`run.optimizer.momentum` has no effect with `optimizer.name` = \"sgd\", whose fields are: exclude_from_decay, master, moments, weight_decay",
-        ),
-        (
-            "search.ranges.learning_rate.peek.log=[1, 2]",
-            "`run.learning_rate.peek` is not a field; did you mean `run.learning_rate.peak`?",
-        ),
-    ] {
-        assert_eq!(message(&[change]), expected, "{change}");
+    let message = |change: &str| with(&[change]).unwrap_err().to_string();
+    let refused = r#"
+        nmae=x => `nmae` is not a field; did you mean `name`?
+        name=a/b => `name` must be letters, digits, `-`, `_` and `.`: it names a folder, got "a/b"
+        cells.batchs=[1] => `cells.batchs` is not a field; did you mean `cells.batches`?
+        cells.batches=[] => `cells.batches` must be a list of batch sizes, such as [16, 64], got an empty list
+        cells.batches=[0] => `cells.batches` must be a list of batch sizes, such as [16, 64], got 0
+        cells.batches=[4, 4] => `cells.batches` has 4 twice
+        cells.sparsities=[1] => `cells.sparsities` must be a list of numbers in [0, 1), such as [0, 0.9], got 1
+        goal.loss=2 => `goal.loss` and `goal.error` exclude each other: a study has one goal
+        goal.error=12 => `goal.error` must be an error rate, in (0, 1), got 12
+        search.method=sobel => `search.method` must be "sobol" or "halving", got "sobel"; did you mean `sobol`?
+        search.eval_every=5000 => `search.eval_every` is 5000, above `search.steps` = 1000: no trial would be measured
+        search.sparsity=1 => `search.sparsity` is not a field
+        search.ranges.learning_rate.peak.log=[0.1, 1] => `search.ranges` has `learning_rate.peak` twice, in quotes and as a section
+        run.seed=3 => `run.seed` has no effect in a study: the trial's number decides it
+        run.train.batch=3 => `run.train.batch` has no effect in a study: `cells.batches` decides it
+        run.learning_rate.peak=0.1 => `run.learning_rate.peak` has no effect in a study that searches it: `search.ranges.learning_rate.peak` decides it
+        run.model.nmae=x => `run.model.nmae` is not a field; did you mean `run.model.name`?
+        run.optimizer.name=sgd => `run.optimizer.momentum` has no effect with `optimizer.name` = "sgd", whose fields are: exclude_from_decay, master, moments, weight_decay
+        search.ranges.learning_rate.peek.log=[1, 2] => `run.learning_rate.peek` is not a field; did you mean `run.learning_rate.peak`?
+    "#;
+    for (change, expected) in refused.trim().lines().filter_map(|line| line.trim().split_once(" => ")) {
+        assert_eq!(message(change), expected, "{change}");
     }
     let without = |line: &str| Study::parse(&TEXT.replace(line, ""), &[]).unwrap_err().to_string();
     assert_eq!(without("name = \"small\""), "`name` is missing: a name for folders and pages");
