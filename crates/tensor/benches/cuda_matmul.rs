@@ -8,9 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
 use espalier_tensor::cuda::{Args, Build, Cuda, KernelSource};
-use espalier_tensor::ops::activation::ActivationFn;
 use espalier_tensor::ops::matmul::cuda::{GpuMatmul, MatmulEpilogue};
-use espalier_tensor::ops::matmul::{matmul, matmul_activated};
 use espalier_tensor::{Category, DType, Device, Error, Operand, Tensor};
 
 fn main() {
@@ -29,7 +27,6 @@ fn main() {
     for product in cuda.unfused_products().unwrap() {
         println!("  finished by our kernels: {product}");
     }
-    operations(&device);
     repeat(&device);
     speed(&cuda, &device);
     println!("held {} MiB, peak booked {} MiB", cuda.held() >> 20, cuda.ledger().total_peak() >> 20);
@@ -211,45 +208,6 @@ fn products(device: &Device) -> f64 {
         }
     }
     worst
-}
-
-/// The operation on the GPU beside the same on the processor.
-fn operations(device: &Device) {
-    let cpu = Device::cpu(4).unwrap();
-    let mut worst = 0.0f64;
-    for dtype in [DType::F32, DType::Bf16] {
-        for (m, n, k) in [(129, 96, 200), (31, 13, 7)] {
-            for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
-                let shape = |rows, cols, t| if t { [cols, rows] } else { [rows, cols] };
-                let on = |device: &Device| {
-                    let a = tensor(device, &shape(m, k, ta), dtype, 1);
-                    let b = tensor(device, &shape(k, n, tb), dtype, 2);
-                    let bias = tensor(device, &[n], dtype, 3);
-                    let c = matmul(
-                        Operand::new(&a, ta),
-                        Operand::new(&b, tb),
-                        Some(&bias),
-                        Category::Activations,
-                    )
-                    .unwrap();
-                    let (pre, y) = matmul_activated(
-                        Operand::new(&a, ta),
-                        Operand::new(&b, tb),
-                        Some(&bias),
-                        ActivationFn::Gelu,
-                    )
-                    .unwrap();
-                    [c, pre, y]
-                };
-                for (gpu, host) in on(device).iter().zip(on(&cpu)) {
-                    let host: Vec<f64> = host.to_f32().into_iter().map(f64::from).collect();
-                    let what = format!("matmul {dtype:?} {m}x{n}x{k} ta={ta} tb={tb}");
-                    worst = worst.max(compare(&what, gpu, &host, k));
-                }
-            }
-        }
-    }
-    println!("the operation: the worst error beside the processor's is {worst:.2} of what is allowed");
 }
 
 /// Shapes whose sums an algorithm would like to split: the same bits, again and again.

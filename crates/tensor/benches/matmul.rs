@@ -135,6 +135,6 @@ fn slices<T: Float>((kind, m, n, k): (&str, usize, usize, usize), seconds: f64) 
     measure(seconds, 16, || {
         let (a, b) =
             (MatrixRef::of(&a, if ta { m } else { k }, ta), MatrixRef::of(&b, if tb { k } else { n }, tb));
-        serial(&packing, m, n, k, a, b, MatrixMut { data: &mut c, row_stride: n }, false);
+        serial(&packing, [m, n, k], a, b, MatrixMut { data: &mut c, row_stride: n }, false);
     })
 }

@@ -32,6 +32,11 @@ fn time<T>(prepare: impl Fn() -> T, mut work: impl FnMut(T)) -> f64 {
         .fold(f64::INFINITY, f64::min)
 }
 
+/// The same of work that needs nothing made for it.
+fn of<T>(mut work: impl FnMut() -> T) -> f64 {
+    time(|| (), |()| drop(black_box(work())))
+}
+
 fn noise(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
     let n = shape.iter().product::<usize>();
     let key = random::key(1, 1);
@@ -54,58 +59,46 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
     let dy = noise(device, &shape, dtype);
     let bytes = x.byte_len() as f64;
     println!("\n{isa:?}, {dtype:?}, {threads} threads, [{ROWS}, {WIDTH}]        GB/s   of a copy");
-    let copy = bytes * 2.0 / time(|| (), |()| drop(black_box(cast::cast(&x, dtype, Category::Activations))));
+    let copy = bytes * 2.0 / of(|| cast::cast(&x, dtype, Category::Activations));
     let report = |name: &str, bytes: f64, seconds: f64| {
         println!("{name:<44} {:8.1} {:9.2}", bytes / seconds / 1e9, bytes / seconds / copy);
     };
     report("copy", copy, 1.0);
     for kind in [ActivationFn::Relu, ActivationFn::Gelu, ActivationFn::Silu] {
-        report(
-            &format!("{kind:?}"),
-            2.0 * bytes,
-            time(|| (), |()| drop(black_box(activation::forward(kind, &x)))),
-        );
+        report(&format!("{kind:?}"), 2.0 * bytes, of(|| activation::forward(kind, &x)));
         let prepare = || dy.duplicate(Category::Activations).unwrap();
         let work = |dy| drop(black_box(activation::backward(kind, &x, dy)));
         report(&format!("{kind:?}, backward"), 3.0 * bytes, time(prepare, work));
         let work = |dy| drop(black_box(activation::backward_remaking(kind, &x, dy)));
         report(&format!("{kind:?}, backward and again"), 4.0 * bytes, time(prepare, work));
     }
-    report("add", 3.0 * bytes, time(|| (), |()| drop(black_box(elementwise::add(&x, &dy)))));
-    report(
-        "dropout",
-        2.0 * bytes,
-        time(
-            || (),
-            |()| drop(black_box(dropout::apply(&x, 0.1, random::key(1, 2), ElementNumbering::from(0)))),
-        ),
-    );
-    report("sum_rows", bytes, time(|| (), |()| drop(black_box(reduce::sum_rows(&x, Category::Gradients)))));
-    report("squared_norm", bytes, time(|| (), |()| _ = black_box(reduce::squared_norm(&x).unwrap())));
+    report("add", 3.0 * bytes, of(|| elementwise::add(&x, &dy)));
+    let (key, numbers) = (random::key(1, 2), ElementNumbering::from(0));
+    report("dropout", 2.0 * bytes, of(|| dropout::apply(&x, 0.1, key, numbers)));
+    report("sum_rows", bytes, of(|| reduce::sum_rows(&x, Category::Gradients)));
+    report("squared_norm", bytes, of(|| reduce::squared_norm(&x).unwrap()));
 
     let (scale, shift) = (noise(device, &[WIDTH], dtype), noise(device, &[WIDTH], dtype));
     let (_, statistics) = layer_norm::forward(&x, &scale, &shift, 1e-5).unwrap();
-    let forward = time(|| (), |()| drop(black_box(layer_norm::forward(&x, &scale, &shift, 1e-5))));
-    report("layer_norm", 2.0 * bytes, forward);
-    let input = time(|| (), |()| drop(black_box(layer_norm::backward_input(&dy, &x, &scale, &statistics))));
+    report("layer_norm", 2.0 * bytes, of(|| layer_norm::forward(&x, &scale, &shift, 1e-5)));
+    let input = of(|| layer_norm::backward_input(&dy, &x, &scale, &statistics));
     report("layer_norm, input's gradient", 3.0 * bytes, input);
     let prepare = || Some(dy.duplicate(Category::Activations).unwrap());
     let remaking =
         |plus| drop(black_box(layer_norm::backward_remaking(&dy, &x, &scale, &shift, &statistics, plus)));
     report("layer_norm, input's gradient, sum, y", 5.0 * bytes, time(prepare, remaking));
-    let weights =
-        time(|| (), |()| drop(black_box(layer_norm::backward_weights(&dy, &x, &statistics, dtype))));
+    let weights = of(|| layer_norm::backward_weights(&dy, &x, &statistics, dtype));
     report("layer_norm, weights' gradients", 2.0 * bytes, weights);
     let (_, statistics) = rms_norm::forward(&x, &scale, 1e-5).unwrap();
-    report("rms_norm", 2.0 * bytes, time(|| (), |()| drop(black_box(rms_norm::forward(&x, &scale, 1e-5)))));
-    let input = time(|| (), |()| drop(black_box(rms_norm::backward_input(&dy, &x, &scale, &statistics))));
+    report("rms_norm", 2.0 * bytes, of(|| rms_norm::forward(&x, &scale, 1e-5)));
+    let input = of(|| rms_norm::backward_input(&dy, &x, &scale, &statistics));
     report("rms_norm, input's gradient", 3.0 * bytes, input);
 
     // Ids as unequal as those of a text.
     let id = |i: u64| (random::uniform(random::key(3, 3), i).powi(6) * VOCAB as f64) as u32;
     let ids: Vec<u32> = (0..ROWS as u64).map(id).collect();
     let ids = Tensor::from_slice(device, &[1, ROWS], &ids, Category::Activations).unwrap();
-    let embed = time(|| (), |()| drop(black_box(embedding::backward(&ids, &dy, VOCAB, TableRows::All))));
+    let embed = of(|| embedding::backward(&ids, &dy, VOCAB, TableRows::All));
     report("embedding, backward (v 50257)", bytes + bytes * VOCAB as f64 / ROWS as f64, embed);
 
     for v in [10, VOCAB] {
@@ -136,23 +129,20 @@ fn table(device: &Device, isa: Isa, dtype: DType, threads: usize) {
         ("lamb, with its norms", UpdateRule::Lamb { beta1, beta2, eps, max_norm: f32::INFINITY }),
     ] {
         v.fill_zero().unwrap();
-        let seconds = time(
-            || (),
-            |()| {
-                let target = ParamUpdate {
-                    rounding: None,
-                    weight: &mut w,
-                    master: mixed.then_some(&mut master),
-                    gradient: &dy,
-                    states: [&mut v, &mut m].into_iter().take(rule.states()).collect(),
-                    mask: None,
-                    weight_decay: 0.1,
-                    adapt: true,
-                };
-                let step = StepParams { lr: 1e-3, gradient_scale: 1.0, number: 3 };
-                update::step(rule, step, vec![target], TrustNorms::Measured).unwrap();
-            },
-        );
+        let seconds = of(|| {
+            let target = ParamUpdate {
+                rounding: None,
+                weight: &mut w,
+                master: mixed.then_some(&mut master),
+                gradient: &dy,
+                states: [&mut v, &mut m].into_iter().take(rule.states()).collect(),
+                mask: None,
+                weight_decay: 0.1,
+                adapt: true,
+            };
+            let step = StepParams { lr: 1e-3, gradient_scale: 1.0, number: 3 };
+            update::step(rule, step, vec![target], TrustNorms::Measured).unwrap();
+        });
         report(name, traffic(rule.states() as f64), seconds);
     }
 }

@@ -25,6 +25,16 @@ impl DType {
             DType::U8 => 1,
         }
     }
+
+    /// One of two things, by which of the floating types it is.
+    #[track_caller]
+    pub(crate) fn by_float<T>(self, f32: T, bf16: T) -> T {
+        match self {
+            DType::F32 => f32,
+            DType::Bf16 => bf16,
+            other => panic!("a floating-point tensor was expected, got {other:?}"),
+        }
+    }
 }
 
 /// A Rust type that a tensor can hold.

@@ -6,9 +6,8 @@
 mod arguments;
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::Arc;
-
-use rayon::prelude::*;
 
 use crate::cpu;
 use crate::cuda;
@@ -274,17 +273,15 @@ impl Tensor {
 
     /// A floating-point tensor's elements, widened, on the host.
     pub fn read_f32(&self) -> Result<Vec<f32>> {
-        // For fewer, other threads are not worth waking.
-        const MANY: usize = 1 << 17;
         let bytes = self.read_bytes()?;
-        with_float!(self.dtype, T => {
+        let mut wide = vec![0.0; self.len()];
+        with_float!(self.dtype, T => converted(&mut wide, |at, wide| {
             // A copy need not be aligned for its elements.
-            let widen = |x: &[u8]| Float::to_f32(bytemuck::pod_read_unaligned::<T>(x));
-            Ok(match self.len() < MANY {
-                true => bytes.chunks_exact(size_of::<T>()).map(widen).collect(),
-                false => bytes.par_chunks_exact(size_of::<T>()).map(widen).collect(),
-            })
-        })
+            let numbers = bytes[at.start * size_of::<T>()..at.end * size_of::<T>()].chunks_exact(size_of::<T>());
+            let numbers = numbers.map(|x| Float::to_f32(bytemuck::pod_read_unaligned::<T>(x)));
+            wide.iter_mut().zip(numbers).for_each(|(wide, x)| *wide = x);
+        }));
+        Ok(wide)
     }
 
     /// Its elements, which are of u32.
@@ -316,9 +313,22 @@ impl Tensor {
         category: Category,
     ) -> Result<Tensor> {
         with_float!(dtype, T => {
-            let rounded: Vec<T> = data.par_iter().map(|x| <T as Float>::from_f32(*x)).collect();
+            let mut rounded: Vec<T> = vec![Float::from_f32(0.0); data.len()];
+            converted(&mut rounded, |at, rounded| {
+                rounded.iter_mut().zip(&data[at]).for_each(|(to, x)| *to = Float::from_f32(*x));
+            });
             Tensor::from_slice(device, shape, &rounded, category)
         })
+    }
+}
+
+/// Runs `task` on ranges of numbers, over rayon's threads where there are so many that these are worth waking.
+fn converted<T: Send>(numbers: &mut [T], task: impl Fn(Range<usize>, &mut [T]) + Sync) {
+    const MANY: usize = 1 << 17;
+    if numbers.len() < MANY {
+        task(0..numbers.len(), numbers)
+    } else {
+        cpu::chunks_over(cpu::over_threads, numbers, MANY, task)
     }
 }
 

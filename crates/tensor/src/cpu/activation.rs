@@ -8,6 +8,8 @@
 //! - tanh
 
 use super::math;
+use crate::dtype::Float;
+use crate::simd;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ActivationFn {
@@ -78,6 +80,29 @@ impl ActivationFn {
                 1.0 - y * y
             }
         }
+    }
+}
+
+/// Runs a body with a function as the constant `$kind`: a choice within a loop would keep it from vectorising.
+macro_rules! with_activation {
+    ($of:expr, $kind:ident => $body:expr) => {
+        with_activation!($of, $kind => $body; Relu Gelu Silu GeluErf Tanh)
+    };
+    ($of:expr, $kind:ident => $body:expr; $($one:ident)*) => {
+        match $of {
+            $(ActivationFn::$one => {
+                const $kind: ActivationFn = ActivationFn::$one;
+                $body
+            })*
+        }
+    };
+}
+pub(crate) use with_activation;
+
+simd! {
+    /// x = f(x).
+    pub(crate) fn apply_in_place[T: Float](kind: ActivationFn, x: &mut [T]) {
+        with_activation!(kind, KIND => x.iter_mut().for_each(|x| *x = T::from_f32(KIND.apply(x.to_f32()))));
     }
 }
 

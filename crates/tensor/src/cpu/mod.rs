@@ -40,6 +40,27 @@ struct CpuShared {
     free: HostFreeBlocks,
 }
 
+/// Runs tasks over the threads of the current pool: of one processor's, or else those that rayon has for all.
+pub(crate) fn over_threads(tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+    (0..tasks).into_par_iter().with_max_len(1).for_each(task);
+}
+
+/// Splits `data` into chunks of at most `chunk` elements, each the `task` of one of those that `spread` runs.
+pub(crate) fn chunks_over<T: Send>(
+    spread: impl FnOnce(usize, &(dyn Fn(usize) + Sync)),
+    data: &mut [T],
+    chunk: usize,
+    task: impl Fn(Range<usize>, &mut [T]) + Sync,
+) {
+    let len = data.len();
+    let data = DisjointSlice::new(data);
+    spread(len.div_ceil(chunk), &|i| {
+        let range = i * chunk..((i + 1) * chunk).min(len);
+        // SAFETY: the ranges of different tasks do not overlap.
+        task(range.clone(), unsafe { data.range_mut(range) });
+    });
+}
+
 impl Cpu {
     /// The processor with the best instructions it has.
     pub fn new(threads: usize) -> Result<Cpu> {
@@ -89,7 +110,7 @@ impl Cpu {
         if tasks <= 1 || self.threads() == 1 {
             (0..tasks).for_each(task);
         } else if !self.with_team(tasks, task) {
-            self.enter(|| (0..tasks).into_par_iter().with_max_len(1).for_each(task));
+            self.enter(|| over_threads(tasks, task));
         }
     }
 
@@ -100,13 +121,7 @@ impl Cpu {
         chunk: usize,
         task: impl Fn(Range<usize>, &mut [T]) + Sync,
     ) {
-        let len = data.len();
-        let data = DisjointSlice::new(data);
-        self.spread(len.div_ceil(chunk), &|i| {
-            let range = i * chunk..((i + 1) * chunk).min(len);
-            // SAFETY: the ranges of different tasks do not overlap.
-            task(range.clone(), unsafe { data.range_mut(range) });
-        });
+        chunks_over(|tasks, task| self.spread(tasks, task), data, chunk, task);
     }
 
     /// Splits `0..len` into chunks, maps each, and returns the results in the order of the chunks.

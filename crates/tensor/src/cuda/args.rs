@@ -13,7 +13,7 @@ const MOST: usize = 32;
 
 /// A kernel's arguments, in its order. Borrows buffers until the launch is queued; after that the stream's
 /// order protects them. `tensor::arguments` gives it tensors.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Args<'a> {
     cells: [u64; MOST],
     used: usize,
@@ -25,23 +25,9 @@ pub struct Args<'a> {
     buffers: PhantomData<&'a mut CudaBuffer>,
 }
 
-impl Default for Args<'_> {
-    fn default() -> Self {
-        Args::new()
-    }
-}
-
 impl<'a> Args<'a> {
     pub fn new() -> Args<'a> {
-        Args {
-            cells: [0; MOST],
-            used: 0,
-            offsets: [0; MOST],
-            sizes: [0; MOST],
-            count: 0,
-            gpu: None,
-            buffers: PhantomData,
-        }
+        Args::default()
     }
 
     /// A buffer to read: `const T*`.

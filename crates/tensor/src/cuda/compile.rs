@@ -332,42 +332,28 @@ mod tests {
         }
     }
 
+    /// What is said of a source that does not compile; none without NVRTC.
+    fn said_of(name: &'static str, includes: &'static [KernelInclude], text: &'static str) -> Option<String> {
+        let source = KernelSource { name, includes, text, exact: false, builds: &[Build::PLAIN] };
+        let failed = || compile(&source, &Build::PLAIN, CompileTarget::Machine(80)).unwrap_err();
+        nvrtc_found().then(|| failed().to_string())
+    }
+
     #[test]
     fn a_mistake_in_a_kernel_is_shown_with_its_file_and_line() {
-        if !nvrtc_found() {
-            return;
-        }
-        let source = KernelSource {
-            name: "wrong.cu",
-            includes: &[],
-            text: "\nKERNEL(32) wrong() { nonsense(); }",
-            exact: false,
-            builds: &[Build::PLAIN],
-        };
-        let message = compile(&source, &Build::PLAIN, CompileTarget::Machine(80)).unwrap_err().to_string();
+        let Some(message) = said_of("wrong.cu", &[], "\nKERNEL(32) wrong() { nonsense(); }") else { return };
         assert!(message.contains("wrong.cu(2)") && message.contains("nonsense"), "{message}");
         assert!(message.contains("sm_80"), "{message}");
     }
 
     #[test]
     fn a_mistake_in_an_include_is_shown_with_its_name_and_line() {
-        if !nvrtc_found() {
-            return;
-        }
-        let source = KernelSource {
-            name: "right.cu",
-            includes: &[
-                KernelInclude { name: "first.cuh", text: "DEVICE int one() { return 1; }" },
-                KernelInclude {
-                    name: "second.cuh",
-                    text: "\n\nDEVICE int two() { return one() + nonsense(); }",
-                },
-            ],
-            text: "KERNEL(32) right(int* to) { *to = two(); }",
-            exact: false,
-            builds: &[Build::PLAIN],
-        };
-        let message = compile(&source, &Build::PLAIN, CompileTarget::Machine(80)).unwrap_err().to_string();
+        const INCLUDES: &[KernelInclude] = &[
+            KernelInclude { name: "first.cuh", text: "DEVICE int one() { return 1; }" },
+            KernelInclude { name: "second.cuh", text: "\n\nDEVICE int two() { return one() + nonsense(); }" },
+        ];
+        let message = said_of("right.cu", INCLUDES, "KERNEL(32) right(int* to) { *to = two(); }");
+        let Some(message) = message else { return };
         assert!(message.contains("second.cuh(3)") && message.contains("nonsense"), "{message}");
         assert!(!message.contains("\"one\"") && !message.contains("right.cu("), "{message}");
     }

@@ -12,7 +12,7 @@ use cudarc::driver::sys::{
 
 use super::Cuda;
 use super::compile::{Build, CompileTarget, KernelSource, compile_cached};
-use super::status::CheckStatus;
+use super::status::{CheckStatus, destroyed_by};
 use crate::error::Result;
 
 /// Shared memory that any kernel gets without asking.
@@ -121,16 +121,7 @@ impl CudaModule {
         unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) }.check("loading a kernel")?;
         Ok(CudaModule(module))
     }
-}
 
-impl Drop for CudaModule {
-    fn drop(&mut self) {
-        // SAFETY: loaded by `load`, unloaded once.
-        let _ = unsafe { sys::cuModuleUnload(self.0) };
-    }
-}
-
-impl CudaModule {
     /// A `__constant__` array of the module, copied to the host.
     fn constant<const N: usize>(&self, name: &'static str) -> Result<[i32; N]> {
         let c_name = CString::new(name).expect("a name without NUL");
@@ -146,6 +137,8 @@ impl CudaModule {
         Ok(values)
     }
 }
+
+destroyed_by!(CudaModule, sys::cuModuleUnload);
 
 /// A source's name and how it was built.
 type BuildKey = (&'static str, Build);

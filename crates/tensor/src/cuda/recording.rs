@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 
 use super::Cuda;
 use super::buffer::CudaBlock;
-use super::status::CheckStatus;
+use super::status::{CheckStatus, destroyed_by};
 use crate::error::{Error, Result};
 
 /// Recorded work, and what it gives: tensors that each run of it overwrites.
@@ -113,12 +113,8 @@ unsafe impl Send for GraphExec {}
 // SAFETY: `replay` only queues it, which the driver locks.
 unsafe impl Sync for GraphExec {}
 
-impl Drop for GraphExec {
-    fn drop(&mut self) {
-        // SAFETY: made by `RawGraph::finished`, destroyed once; the driver lets a run that is under way end first.
-        let _ = unsafe { sys::cuGraphExecDestroy(self.0) };
-    }
-}
+// The driver lets a run that is under way end first.
+destroyed_by!(GraphExec, sys::cuGraphExecDestroy);
 
 #[cfg(test)]
 mod tests {

@@ -8,6 +8,20 @@ use cudarc::nvrtc::sys::nvrtcResult;
 
 use crate::error::{Error, Result};
 
+/// Destroys the handle that a type has of the driver's or of a library's when it is dropped.
+macro_rules! destroyed_by {
+    ($owner:ty, $destroy:path) => {
+        impl Drop for $owner {
+            fn drop(&mut self) {
+                // SAFETY: its maker got the handle from the library, and it is destroyed nowhere else. At the
+                // process's end the driver may be gone: no matter.
+                let _ = unsafe { $destroy(self.0) };
+            }
+        }
+    };
+}
+pub(super) use destroyed_by;
+
 /// A result code; `doing` names what was tried.
 pub(super) trait CheckStatus {
     fn check(self, doing: &'static str) -> Result<()>;

@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUstream, CUstream_flags};
 
-use super::status::CheckStatus;
+use super::status::{CheckStatus, destroyed_by};
 use crate::error::Result;
 
 /// A queue of work on a GPU.
@@ -42,12 +42,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
-    fn drop(&mut self) {
-        // SAFETY: created by `new`, destroyed once. At the process's end the driver may be gone: no matter.
-        let _ = unsafe { sys::cuStreamDestroy_v2(self.0) };
-    }
-}
+destroyed_by!(Stream, sys::cuStreamDestroy_v2);
 
 /// A mark in a stream.
 #[derive(Debug)]
@@ -96,9 +91,4 @@ impl Event {
     }
 }
 
-impl Drop for Event {
-    fn drop(&mut self) {
-        // SAFETY: created by `new`, destroyed once.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
-    }
-}
+destroyed_by!(Event, sys::cuEventDestroy_v2);

@@ -160,7 +160,7 @@ pub fn backward(
 ) -> Result<(Tensor, Tensor, Tensor)> {
     check_gradient(dy, x, scale, mean, rstd);
     if let Device::Cuda(gpu) = x.device() {
-        return cuda::backward(&gpu, dy, x, scale, mean, rstd);
+        return cuda::backward(&gpu, [dy, x], scale, [mean, rstd]);
     }
     let sums = measure_gradient(dy, x, mean)?;
     let dx = input_gradient(dy, x, scale, mean, rstd, &sums)?;
@@ -198,7 +198,7 @@ pub fn backward_relu(
     check_gradient(&dy, x, scale, mean, rstd);
     assert_eq!(y.shape(), x.shape(), "the output of a norm and its input");
     if let Device::Cuda(gpu) = x.device() {
-        return cuda::backward_gated(&gpu, &dy, x, [scale, shift], mean, rstd, None);
+        return cuda::backward_gated(&gpu, &dy, x, [scale, shift], [mean, rstd], None);
     }
     let passed = activation::backward(ActivationFn::Relu, y, dy)?;
     backward(&passed, x, scale, mean, rstd)
@@ -220,7 +220,7 @@ pub fn backward_relu_sum(
         check_gradient(more, x, scale, mean, rstd);
     }
     if let Device::Cuda(gpu) = x.device() {
-        return cuda::backward_masked(&gpu, dy, more, x, y, scale, mean, rstd);
+        return cuda::backward_masked(&gpu, dy, more, x, y, scale, [mean, rstd]);
     }
     if let Some(more) = more {
         match dy.is_unique() {
@@ -261,7 +261,7 @@ pub fn backward_remaking(
     if let Device::Cuda(gpu) = x.device() {
         let mut y = x.empty_like(Category::Transient)?;
         let (dx, dscale, dshift) =
-            cuda::backward_gated(&gpu, &dy, x, [scale, shift], mean, rstd, Some(&mut y))?;
+            cuda::backward_gated(&gpu, &dy, x, [scale, shift], [mean, rstd], Some(&mut y))?;
         return Ok((dx, dscale, dshift, y));
     }
     let y = remake(x, [scale, shift], [mean, rstd], NormEpilogue { plus: None, relu: true })?;
@@ -348,7 +348,7 @@ pub fn fold(
     check_channels(mean.len(), statistics);
     let unbias = count as f32 / (count.max(2) - 1) as f32;
     if let Device::Cuda(gpu) = mean.device() {
-        return cuda::fold(&gpu, mean, rstd, unbias, eps, MOMENTUM, running_mean, running_variance);
+        return cuda::fold(&gpu, [mean, rstd], [unbias, eps, MOMENTUM], [running_mean, running_variance]);
     }
     let batch = mean.slice::<f32>().iter().zip(rstd.slice::<f32>());
     let running = running_mean.slice_mut::<f32>().iter_mut().zip(running_variance.slice_mut::<f32>());

@@ -210,16 +210,15 @@ mod tests {
     /// Calls `f(y index, x index, w index)` for every product of the convolution.
     fn products(z: &ConvDims, mut f: impl FnMut(usize, usize, usize)) {
         let ConvParams { kernel, stride, padding } = z.conv;
-        for n in 0..z.batch {
-            for (i, j, o) in grid(z.oh, z.ow, z.o) {
-                for (u, v, c) in grid(kernel, kernel, z.c) {
-                    let (row, column) = (i * stride + u, j * stride + v);
-                    let rows = padding.top..padding.top + z.h;
-                    if rows.contains(&row) && (padding.left..padding.left + z.w).contains(&column) {
-                        let y = ((n * z.oh + i) * z.ow + j) * z.o + o;
-                        let x = ((n * z.h + row - padding.top) * z.w + column - padding.left) * z.c + c;
-                        f(y, x, ((o * kernel + u) * kernel + v) * z.c + c);
-                    }
+        for (n, i, j) in grid(z.batch, z.oh, z.ow) {
+            for (u, v, o) in grid(kernel, kernel, z.o) {
+                let (row, column) = (i * stride + u, j * stride + v);
+                let rows = padding.top..padding.top + z.h;
+                if rows.contains(&row) && (padding.left..padding.left + z.w).contains(&column) {
+                    let y = ((n * z.oh + i) * z.ow + j) * z.o + o;
+                    let x = ((n * z.h + row - padding.top) * z.w + column - padding.left) * z.c;
+                    let w = ((o * kernel + u) * kernel + v) * z.c;
+                    (0..z.c).for_each(|c| f(y, x + c, w + c));
                 }
             }
         }
@@ -229,9 +228,8 @@ mod tests {
         (0..a * b * c).map(move |i| (i / c / b, i / c % b, i % c))
     }
 
-    fn plain_forward(x: &[f64], w: &[f64], bias: &[f64], z: &ConvDims) -> Vec<f64> {
-        let pixels = z.rows() * z.ow;
-        let mut out: Vec<f64> = bias.iter().copied().cycle().take(pixels * z.o).collect();
+    fn plain_forward(x: &[f64], w: &[f64], z: &ConvDims) -> Vec<f64> {
+        let mut out = vec![0.0; z.rows() * z.ow * z.o];
         products(z, |y, xi, wi| out[y] += x[xi] * w[wi]);
         out
     }
@@ -284,6 +282,9 @@ mod tests {
         DEVICES.get_or_init(|| gpu(true).into_iter().collect())
     }
 
+    /// Of sums that are rounded as usual.
+    const TOLERANCES: [(DType, f64); 2] = [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)];
+
     /// Makes numbers: of a seed, how many, and how far they spread.
     type Values = fn(u64, usize, f64) -> Vec<f32>;
 
@@ -291,9 +292,8 @@ mod tests {
     /// TF32, hence its products are exact too; but the tensor cores cut off where others round when they add
     /// up.
     fn compare(shape: [usize; 4], o: usize, conv: ConvParams, seed: u64) {
-        let bf16 = (DType::Bf16, 1.0 / 128.0);
-        compare_on(exact_devices(), &[(DType::F32, 5e-5), bf16], [values; 2], shape, o, conv, seed);
-        compare_on(cudnn_devices(), &[(DType::F32, 2e-4), bf16], [values; 2], shape, o, conv, seed);
+        compare_on(exact_devices(), &TOLERANCES, [values; 2], shape, o, conv, seed);
+        compare_on(cudnn_devices(), &[(DType::F32, 2e-4), TOLERANCES[1]], [values; 2], shape, o, conv, seed);
     }
 
     fn compare_on(
@@ -314,8 +314,8 @@ mod tests {
         let bias = values(seed + 2, o, 1.0);
         let dy = gradients(seed + 3, z.output_shape().iter().product(), 1.0);
         let (x64, w64) = (wide(&x), wide(&w));
-        let y = plain_forward(&x64, &w64, &vec![0.0; o], &z);
-        let biased = plain_forward(&x64, &w64, &wide(&bias), &z);
+        let y = plain_forward(&x64, &w64, &z);
+        let biased = y.iter().zip(wide(&bias).iter().cycle()).map(|(y, bias)| y + bias).collect();
         let (dx, dw) = plain_backward(&wide(&dy), &x64, &w64, &z);
         check_on(devices, tolerances, &[y, biased, dx, dw], &|device, dtype| {
             let x = tensor(device, dtype, &shape, &x);
@@ -420,8 +420,7 @@ mod tests {
             ([3, 6, 6, 16], 16, 3, 1, 1),
         ] {
             let conv = ConvParams { kernel, stride, padding: Padding::all(padding) };
-            let tolerances = [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)];
-            compare_on(exact_devices(), &tolerances, [few_values, values], shape, o, conv, 13);
+            compare_on(exact_devices(), &TOLERANCES, [few_values, values], shape, o, conv, 13);
         }
     }
 
@@ -439,8 +438,7 @@ mod tests {
             ([2, 9, 9, 16], 16, 3, 1, 1),
         ] {
             let conv = ConvParams { kernel, stride, padding: Padding::all(padding) };
-            let tolerances = [(DType::F32, 5e-5), (DType::Bf16, 1.0 / 128.0)];
-            compare_on(exact_devices(), &tolerances, [values, few_values], shape, o, conv, 11);
+            compare_on(exact_devices(), &TOLERANCES, [values, few_values], shape, o, conv, 11);
         }
     }
 
@@ -458,7 +456,7 @@ mod tests {
             [([2, 8, 8, 64], 32, 3, 1, 1), ([2, 9, 9, 16], 64, 3, 2, 1), ([2, 16, 16, 3], 16, 7, 2, 3)]
         {
             let conv = ConvParams { kernel, stride, padding: Padding::all(padding) };
-            compare_on(exact_devices(), &[(DType::F32, 5e-5)], [full_values; 2], shape, o, conv, 3);
+            compare_on(exact_devices(), &TOLERANCES[..1], [full_values; 2], shape, o, conv, 3);
             compare_on(cudnn_devices(), &[(DType::F32, 1.0 / 512.0)], [full_values; 2], shape, o, conv, 3);
         }
     }
@@ -472,7 +470,7 @@ mod tests {
         );
         let (x, w) = (wide(&values(1, 40, 1.0)), wide(&values(2, 54, 1.0)));
         let dy = wide(&values(3, z.rows() * z.ow * z.o, 1.0));
-        let loss = |x: &[f64], w: &[f64]| dot(&plain_forward(x, w, &[0.0; 3], &z), &dy);
+        let loss = |x: &[f64], w: &[f64]| dot(&plain_forward(x, w, &z), &dy);
         let (dx, dw) = plain_backward(&dy, &x, &w, &z);
         let narrow = |x: Vec<f64>| x.into_iter().map(|x| x as f32).collect::<Vec<_>>();
         assert_close(&narrow(dx), &gradient(&x, |x| loss(x, &w)), 1e-6);

@@ -53,7 +53,7 @@ pub fn matmul_into<'a>(
             let epilogue =
                 GemmEpilogue { bias: bias.map(|bias| bias.slice::<T>()), activation: None, pre: None };
             let c = MatrixMut { data: &mut c.slice_mut::<T>()[first..], row_stride: width };
-            parallel(&cpu, m, n, k, matrix::<T>(a), matrix::<T>(b), c, false, epilogue);
+            parallel(&cpu, [m, n, k], matrix::<T>(a), matrix::<T>(b), c, false, epilogue);
         }),
         Device::Cuda(_) => {
             let product = cuda::GpuMatmul::new(a, b).then(cuda::MatmulEpilogue::bias(bias));
@@ -104,11 +104,11 @@ pub fn matmul_add<'a>(a: impl Into<Operand<'a>>, b: impl Into<Operand<'a>>, c: &
             match c.dtype() {
                 DType::F32 => {
                     let c = MatrixMut { data: c.slice_mut::<f32>(), row_stride: n };
-                    parallel(&cpu, m, n, k, a, b, c, true, GemmEpilogue::none());
+                    parallel(&cpu, [m, n, k], a, b, c, true, GemmEpilogue::none());
                 }
                 _ => {
                     let c = MatrixMut { data: c.slice_mut::<T>(), row_stride: n };
-                    parallel(&cpu, m, n, k, a, b, c, true, GemmEpilogue::none());
+                    parallel(&cpu, [m, n, k], a, b, c, true, GemmEpilogue::none());
                 }
             }
         }),
@@ -182,7 +182,7 @@ fn product(
         let a = matrix::<T>(a);
         let b = matrix::<T>(b);
         let c = MatrixMut { data: c.slice_mut::<T>(), row_stride: n };
-        parallel(cpu, m, n, k, a, b, c, false, epilogue);
+        parallel(cpu, [m, n, k], a, b, c, false, epilogue);
     });
 }
 
@@ -194,8 +194,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(12))]
-        /// In all four layouts of the operands: a product, the same one with a tensor added to it, and
-        /// added in two chunks of k to an f32 tensor and to one of the operands' type.
+        /// In all four layouts of the operands: a product, the same one with a tensor added to it, added in two
+        /// chunks of k to an f32 tensor and to one of the operands' type, and before and behind an activation.
         #[test]
         fn products_and_sums_of_products(m in 1usize..70, n in 1usize..70, k in 2usize..90, seed: u64) {
             let (a, b) = (values(seed, m * k, 1.0), values(seed ^ 1, k * n, 1.0));
@@ -206,13 +206,16 @@ mod tests {
                 (0..m * n).map(|at| f(at / n, at % n) + sum(at / n, at % n)).collect()
             };
             let product = each(&|_, j| f64::from(bias[j]));
+            let inner = |x: f64| (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+            let gelu: Vec<f64> = product.iter().map(|x| 0.5 * x * (1.0 + inner(*x).tanh())).collect();
             let added = each(&|i, j| f64::from(start[i * n + j]));
             let both = each(&|i, j| f64::from(start[i * n + j]) + f64::from(bias[j]));
+            let expected = [product.clone(), both, added.clone(), added.clone(), added, product, gelu];
             let transposed = |x: &[f32], rows: usize, cols: usize| -> Vec<f32> {
                 (0..rows * cols).map(|at| x[at % rows * cols + at / rows]).collect()
             };
             for (ta, tb) in [(false, false), (false, true), (true, false), (true, true)] {
-                check(&[product.clone(), both.clone(), added.clone(), added.clone(), added.clone()], |device, dtype| {
+                check(&expected, |device, dtype| {
                     let matrix = |x: &[f32], rows: usize, cols: usize, t: bool| match t {
                         false => tensor(device, dtype, &[rows, cols], x),
                         true => tensor(device, dtype, &[cols, rows], &transposed(x, rows, cols)),
@@ -236,7 +239,8 @@ mod tests {
                         matmul_add(Operand::new(&a, ta), Operand::new(&b, tb), &mut wide).unwrap();
                         matmul_add(Operand::new(&a, ta), Operand::new(&b, tb), &mut same).unwrap();
                     }
-                    vec![product, both, plus, wide, same]
+                    let (pre, y) = matmul_activated(seen_a, seen_b, Some(&bias), ActivationFn::Gelu).unwrap();
+                    vec![product, both, plus, wide, same, pre, y]
                 });
             }
         }

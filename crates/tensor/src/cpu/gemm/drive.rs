@@ -14,7 +14,7 @@ use super::finish::{TileOutput, finish};
 use super::pack::PackSource;
 use super::scratch::{self, GemmScratch};
 use super::{GemmEpilogue, MatrixMut, MatrixRef};
-use crate::cpu::activation::ActivationFn;
+use crate::cpu::activation::{ActivationFn, apply_in_place};
 use crate::cpu::{Cpu, Isa};
 use crate::dtype::{DType, Float};
 
@@ -58,9 +58,7 @@ impl<'a, T: Float, O: Float> GemmJob<'a, T, O> {
     /// Checks that everything lies inside its slice.
     pub fn new(
         isa: Isa,
-        m: usize,
-        n: usize,
-        k: usize,
+        [m, n, k]: [usize; 3],
         a: MatrixRef<'a, T>,
         b: MatrixRef<'a, T>,
         c: MatrixMut<'a, O>,
@@ -106,7 +104,14 @@ impl<'a, T: Float, O: Float> GemmJob<'a, T, O> {
             return unsafe { avx512::round(sums, stride, rows, cols, out.c.cast(), out.c_stride, stream) };
         }
         let bias = self.bias.map(|bias| &bias[j..j + cols]);
-        finish(self.isa, sums, stride, rows, cols, out, self.accumulate, bias, self.activation);
+        finish(self.isa, sums, stride, rows, cols, out, self.accumulate, bias);
+        if let Some(kind) = self.activation {
+            for r in 0..rows {
+                // SAFETY: this tile's rows of `c`, which no one else writes.
+                let c = unsafe { std::slice::from_raw_parts_mut(out.c.add(r * out.c_stride), cols) };
+                apply_in_place(self.isa, kind, c);
+            }
+        }
     }
 }
 
@@ -150,13 +155,7 @@ pub(super) fn serial_bytes<E: GemmKernel>(_: E, m: usize, n: usize, k: usize) ->
 }
 
 /// Bytes that [`parallel`] takes at most: all threads that have a task are at work at once.
-pub(super) fn parallel_bytes<E: GemmKernel>(
-    engine: E,
-    threads: usize,
-    m: usize,
-    n: usize,
-    k: usize,
-) -> usize {
+pub(super) fn parallel_bytes<E: GemmKernel>(engine: E, threads: usize, [m, n, k]: [usize; 3]) -> usize {
     if in_chunks(m, n, k) {
         let chunks = k.div_ceil(CHUNK);
         return m * n * chunks * size_of::<f32>() + chunks.min(threads) * serial_bytes(engine, m, n, CHUNK);

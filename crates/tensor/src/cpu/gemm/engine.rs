@@ -202,16 +202,13 @@ macro_rules! float_engine {
         unsafe fn tile_of<const R: usize, const V: usize>(
             cols: usize, depth: usize, a: PackedRows<f32>, b: *const f32, c: *mut f32, c_stride: usize, add: bool,
         ) {
-            // SAFETY: the caller's promise; a packed `a` has constant strides, which the compiler should see.
+            // SAFETY: the caller's promise; packed or in place, one stride is 1, which the compiler should see.
             unsafe {
-                if a.row == 1 && a.step == $rows {
-                    let a = PackedRows { row: 1, step: $rows, ..a };
-                    registers::<$lanes, R, V>(cols, depth, a, b, c, c_stride, add)
-                } else if a.step == 1 {
-                    let a = PackedRows { step: 1, ..a };
-                    registers::<$lanes, R, V>(cols, depth, a, b, c, c_stride, add)
+                if a.row == 1 {
+                    registers::<$lanes, R, V>(cols, depth, PackedRows { row: 1, ..a }, b, c, c_stride, add)
                 } else {
-                    registers::<$lanes, R, V>(cols, depth, a, b, c, c_stride, add)
+                    debug_assert_eq!(a.step, 1, "rows that are contiguous in neither direction are packed");
+                    registers::<$lanes, R, V>(cols, depth, PackedRows { step: 1, ..a }, b, c, c_stride, add)
                 }
             }
         }

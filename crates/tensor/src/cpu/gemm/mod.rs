@@ -121,25 +121,21 @@ impl<T, O> GemmEpilogue<'_, T, O> {
 /// `c = a b` or `c += a b` on the calling thread; a: [m, k], b: [k, n], c: [m, n]. Sums in f32.
 pub fn serial<T: Float, O: Float>(
     packing: &GemmWorkspace,
-    m: usize,
-    n: usize,
-    k: usize,
+    [m, n, k]: [usize; 3],
     a: MatrixRef<'_, T>,
     b: MatrixRef<'_, T>,
     c: MatrixMut<'_, O>,
     accumulate: bool,
 ) {
     let isa = packing.allows(T::DTYPE, m, n, k);
-    let job = GemmJob::new(isa, m, n, k, a, b, c, accumulate, GemmEpilogue::none());
+    let job = GemmJob::new(isa, [m, n, k], a, b, c, accumulate, GemmEpilogue::none());
     with_engine!(isa, T::DTYPE, engine => drive::serial(engine, &job));
 }
 
 /// As [`serial`], over the threads of `cpu`, with an [`GemmEpilogue`]. The bits do not depend on their number.
 pub fn parallel<T: Float, O: Float>(
     cpu: &Cpu,
-    m: usize,
-    n: usize,
-    k: usize,
+    [m, n, k]: [usize; 3],
     a: MatrixRef<'_, T>,
     b: MatrixRef<'_, T>,
     c: MatrixMut<'_, O>,
@@ -147,9 +143,9 @@ pub fn parallel<T: Float, O: Float>(
     epilogue: GemmEpilogue<'_, T, O>,
 ) {
     let isa = cpu.isa();
-    let job = GemmJob::new(isa, m, n, k, a, b, c, accumulate, epilogue);
+    let job = GemmJob::new(isa, [m, n, k], a, b, c, accumulate, epilogue);
     with_engine!(isa, T::DTYPE, engine => {
-        let bytes = drive::parallel_bytes(engine, cpu.threads(), m, n, k);
+        let bytes = drive::parallel_bytes(engine, cpu.threads(), [m, n, k]);
         let _counted = cpu.ledger().track(Category::Workspace, bytes);
         drive::parallel(engine, cpu, &job);
     });

@@ -75,7 +75,7 @@ fn run<T: Float, O: Float>(cpu: Option<&Cpu>, isa: Isa, case: GemmCase, compare:
     let (mut c, mut pre) = (before.clone(), before.clone());
     let out = MatrixMut { data: &mut c[..m * stride - extra], row_stride: stride };
     match cpu {
-        None => serial(&workspace::<T>(isa, m, n, k), m, n, k, a.view(), b.view(), out, accumulate),
+        None => serial(&workspace::<T>(isa, m, n, k), [m, n, k], a.view(), b.view(), out, accumulate),
         Some(cpu) => {
             let kept = MatrixMut { data: &mut pre, row_stride: stride };
             let epilogue = GemmEpilogue {
@@ -83,18 +83,25 @@ fn run<T: Float, O: Float>(cpu: Option<&Cpu>, isa: Isa, case: GemmCase, compare:
                 activation,
                 pre: activation.is_some().then_some(kept),
             };
-            parallel(cpu, m, n, k, a.view(), b.view(), out, accumulate, epilogue);
+            parallel(cpu, [m, n, k], a.view(), b.view(), out, accumulate, epilogue);
         }
     }
+    let b: Vec<f64> = (0..if compare { k * n } else { 0 }).map(|at| b.at(at / n, at % n)).collect();
     for i in 0..if compare { m } else { 0 } {
+        // All columns at once, for the compiler's vectors.
+        let (mut sums, mut magnitudes) = (vec![0.0; n], vec![0.0; n]);
+        for (p, b) in b.chunks(n).enumerate() {
+            let a = a.at(i, p);
+            sums.iter_mut().zip(b).for_each(|(sum, b)| *sum += a * b);
+            magnitudes.iter_mut().zip(b).for_each(|(sum, b)| *sum += (a * b).abs());
+        }
         for j in 0..stride {
             let at = i * stride + j;
             if j >= n {
                 assert_eq!(c[at], before[at], "wrote beside the matrix at {i}, {j}: {case:?}");
                 continue;
             }
-            let products = (0..k).map(|p| a.at(i, p) * b.at(p, j));
-            let (mut sum, mut magnitude) = products.fold((0.0, 0.0), |(s, a), x| (s + x, a + x.abs()));
+            let (mut sum, mut magnitude) = (sums[j], magnitudes[j]);
             for (wanted, x) in [(accumulate, before[at].to_f32()), (bias, row.data[j].to_f32())] {
                 if wanted {
                     sum += f64::from(x);
@@ -155,9 +162,7 @@ fn a_product_of_no_depth_is_zero() {
         let nothing = MatrixRef { data: &[] as &[bf16], row_stride: 0, col_stride: 1 };
         serial(
             &workspace::<bf16>(isa, 2, 3, 0),
-            2,
-            3,
-            0,
+            [2, 3, 0],
             nothing,
             nothing,
             MatrixMut { data: &mut c, row_stride: 3 },
@@ -179,9 +184,7 @@ fn strides_that_are_contiguous_in_neither_direction() {
         );
         serial(
             &workspace::<bf16>(isa, 20, 20, 40),
-            20,
-            20,
-            40,
+            [20, 20, 40],
             left,
             right,
             MatrixMut { data: &mut c, row_stride: 20 },
@@ -255,7 +258,7 @@ fn packing_is_counted_and_bounded() {
             for threads in [1, 2, 3] {
                 let cpu = Cpu::with_isa(threads, isa).unwrap();
                 let out = MatrixMut { data: &mut c, row_stride: n };
-                parallel(&cpu, m, n, k, a.view(), b.view(), out, false, GemmEpilogue::none());
+                parallel(&cpu, [m, n, k], a.view(), b.view(), out, false, GemmEpilogue::none());
                 let peak = cpu.ledger().peak(Category::Workspace);
                 let panels = (4 * n.next_multiple_of(32) * k).min((16 << 20).max(4 * 512 * k));
                 let partial = if k >= 8192 && m * n <= 1 << 16 { 4 * m * n * k.div_ceil(4096) } else { 0 };

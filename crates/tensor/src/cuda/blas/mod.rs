@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use cudarc::cublaslt::sys::{self, cublasLtHandle_t};
 
 use super::buffer::CudaBlock;
-use super::status::CheckStatus;
+use super::status::{CheckStatus, destroyed_by};
 use super::{Cuda, library};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -129,18 +129,18 @@ impl Blas {
         unsafe {
             sys::cublasLtMatmul(
                 self.handle.0,
-                plan.operation(),
+                plan.operation.0,
                 (&raw const alpha).cast(),
                 b as *const _,
-                plan.first(),
+                plan.first.0,
                 a as *const _,
-                plan.second(),
+                plan.second.0,
                 (&raw const beta).cast(),
                 plus.unwrap_or(c) as *const _,
-                plan.result(),
+                plan.result.0,
                 c as *mut _,
-                plan.result(),
-                plan.best(),
+                plan.result.0,
+                &plan.algorithms[0],
                 self.workspace.address() as *mut _,
                 self.workspace_bytes,
                 cuda.compute().raw().cast(),
@@ -166,9 +166,4 @@ impl CublasHandle {
     }
 }
 
-impl Drop for CublasHandle {
-    fn drop(&mut self) {
-        // SAFETY: created by `new`, destroyed once.
-        let _ = unsafe { sys::cublasLtDestroy(self.0) };
-    }
-}
+destroyed_by!(CublasHandle, sys::cublasLtDestroy);

@@ -11,7 +11,7 @@ use cudarc::cublaslt::sys::{
     cublasLtReductionScheme_t as Reduction, cublasStatus_t, cudaDataType_t,
 };
 
-use super::CheckStatus;
+use super::{CheckStatus, destroyed_by};
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -74,11 +74,11 @@ impl fmt::Display for MatmulKey {
 /// A product's descriptions and algorithms, best first.
 #[derive(Debug)]
 pub(super) struct MatmulPlan {
-    operation: MatmulDescription,
-    first: MatrixLayout,
-    second: MatrixLayout,
-    result: MatrixLayout,
-    algorithms: Vec<cublasLtMatmulAlgo_t>,
+    pub operation: MatmulDescription,
+    pub first: MatrixLayout,
+    pub second: MatrixLayout,
+    pub result: MatrixLayout,
+    pub algorithms: Vec<cublasLtMatmulAlgo_t>,
 }
 
 // SAFETY: descriptions are plain memory of the library's, used by one thread at a time.
@@ -203,26 +203,6 @@ impl MatmulPlan {
         Ok(())
     }
 
-    pub(super) fn operation(&self) -> cublasLtMatmulDesc_t {
-        self.operation.0
-    }
-
-    pub(super) fn first(&self) -> cublasLtMatrixLayout_t {
-        self.first.0
-    }
-
-    pub(super) fn second(&self) -> cublasLtMatrixLayout_t {
-        self.second.0
-    }
-
-    pub(super) fn result(&self) -> cublasLtMatrixLayout_t {
-        self.result.0
-    }
-
-    pub(super) fn best(&self) -> &cublasLtMatmulAlgo_t {
-        &self.algorithms[0]
-    }
-
     /// Forgets the best algorithm; whether another is left.
     pub(super) fn drop_best(&mut self) -> bool {
         self.algorithms.remove(0);
@@ -231,11 +211,7 @@ impl MatmulPlan {
 }
 
 fn data_type(dtype: DType) -> cudaDataType_t {
-    match dtype {
-        DType::F32 => cudaDataType_t::CUDA_R_32F,
-        DType::Bf16 => cudaDataType_t::CUDA_R_16BF,
-        DType::U16 | DType::U32 | DType::U8 => panic!("a matrix product of u32"),
-    }
+    dtype.by_float(cudaDataType_t::CUDA_R_32F, cudaDataType_t::CUDA_R_16BF)
 }
 
 fn bytes<T>(value: &T) -> (*const c_void, usize) {
@@ -243,7 +219,7 @@ fn bytes<T>(value: &T) -> (*const c_void, usize) {
 }
 
 #[derive(Debug)]
-struct MatmulDescription(cublasLtMatmulDesc_t);
+pub(super) struct MatmulDescription(pub cublasLtMatmulDesc_t);
 
 impl MatmulDescription {
     fn new(compute: Compute) -> Result<MatmulDescription> {
@@ -262,16 +238,11 @@ impl MatmulDescription {
     }
 }
 
-impl Drop for MatmulDescription {
-    fn drop(&mut self) {
-        // SAFETY: created by `new`, destroyed once.
-        let _ = unsafe { sys::cublasLtMatmulDescDestroy(self.0) };
-    }
-}
+destroyed_by!(MatmulDescription, sys::cublasLtMatmulDescDestroy);
 
 /// A matrix by columns, `stride` elements from one to the next.
 #[derive(Debug)]
-struct MatrixLayout(cublasLtMatrixLayout_t);
+pub(super) struct MatrixLayout(pub cublasLtMatrixLayout_t);
 
 impl MatrixLayout {
     fn new(dtype: DType, [rows, cols]: [usize; 2], stride: usize) -> Result<MatrixLayout> {
@@ -284,12 +255,7 @@ impl MatrixLayout {
     }
 }
 
-impl Drop for MatrixLayout {
-    fn drop(&mut self) {
-        // SAFETY: created by `new`, destroyed once.
-        let _ = unsafe { sys::cublasLtMatrixLayoutDestroy(self.0) };
-    }
-}
+destroyed_by!(MatrixLayout, sys::cublasLtMatrixLayoutDestroy);
 
 /// What algorithms should keep to.
 struct MatmulPreference(cublasLtMatmulPreference_t);
@@ -310,9 +276,4 @@ impl MatmulPreference {
     }
 }
 
-impl Drop for MatmulPreference {
-    fn drop(&mut self) {
-        // SAFETY: created by `new`, destroyed once.
-        let _ = unsafe { sys::cublasLtMatmulPreferenceDestroy(self.0) };
-    }
-}
+destroyed_by!(MatmulPreference, sys::cublasLtMatmulPreferenceDestroy);

@@ -179,11 +179,7 @@ pub(super) struct ConvGraph {
 impl ConvGraph {
     /// The operation, described. Needs the library and no GPU.
     pub(super) fn new(cudnn: &'static CudnnFunctions, key: &ConvKey) -> Result<ConvGraph> {
-        let element = match key.dtype {
-            DType::F32 => ElementType::F32,
-            DType::Bf16 => ElementType::BF16,
-            DType::U16 | DType::U32 | DType::U8 => panic!("a convolution of u32"),
-        };
+        let element = key.dtype.by_float(ElementType::F32, ElementType::BF16);
         let tensor = |id, [n, h, w, c]: [usize; 4]| {
             let sizes = [n, c, h, w].map(|n| n as i64);
             let strides = [h * w * c, 1, w * c, c].map(|n| n as i64);

@@ -184,11 +184,11 @@ fn forward_head<T: Float>(
             let skip = j.saturating_sub(i);
             let (m, n) = (m - skip, KEYS.min(i + m - j));
             let (q, k, v) = (rows(q, stride, i + skip), rows(k, stride, j), rows(v, stride, j));
-            serial(packing, m, n, d, q, transposed(k), rows_mut(scores, KEYS, 0), false);
+            serial(packing, [m, n, d], q, transposed(k), rows_mut(scores, KEYS, 0), false);
             let running = [&mut maxima[skip..skip + m], &mut totals[skip..skip + m]];
             let starts = if starts.is_empty() { starts } else { &starts[i + skip..] };
             softmax(isa, scores, p, i + skip - j, n, starts, j, z.scale, running, &mut out[skip * d..], d);
-            serial(packing, m, d, n, rows(p, KEYS, 0), v, rows_mut(out, d, skip), true);
+            serial(packing, [m, d, n], rows(p, KEYS, 0), v, rows_mut(out, d, skip), true);
         }
         for r in 0..m {
             write(i + r, &out[r * d..(r + 1) * d], 1.0 / totals[r]);
@@ -230,14 +230,14 @@ fn backward_head<T: Float>(
             let m = QUERIES.min(z.t - i);
             let (q, dy) = (rows(q, stride, i), rows(dy, z.c, i));
             let (k, v) = (rows(k, stride, j), rows(v, stride, j));
-            serial(packing, m, n, d, q, transposed(k), rows_mut(s, KEYS, 0), false);
-            serial(packing, m, n, d, dy, transposed(v), rows_mut(dp, KEYS, 0), false);
+            serial(packing, [m, n, d], q, transposed(k), rows_mut(s, KEYS, 0), false);
+            serial(packing, [m, n, d], dy, transposed(v), rows_mut(dp, KEYS, 0), false);
             let (logsumexp, inner) = (&logsumexp[i..i + m], &inner[i..i + m]);
             let starts = if starts.is_empty() { starts } else { &starts[i..] };
             gradients(isa, s, dp, p, ds, i - j, n, starts, j, z.scale, logsumexp, inner);
-            serial(packing, n, d, m, transposed(rows(p, KEYS, 0)), dy, rows_mut(dv, d, j), true);
-            serial(packing, n, d, m, transposed(rows(ds, KEYS, 0)), q, rows_mut(dk, d, j), true);
-            serial(packing, m, d, n, rows(ds, KEYS, 0), k, rows_mut(dq, d, i), true);
+            serial(packing, [n, d, m], transposed(rows(p, KEYS, 0)), dy, rows_mut(dv, d, j), true);
+            serial(packing, [n, d, m], transposed(rows(ds, KEYS, 0)), q, rows_mut(dk, d, j), true);
+            serial(packing, [m, d, n], rows(ds, KEYS, 0), k, rows_mut(dq, d, i), true);
         }
     }
 }

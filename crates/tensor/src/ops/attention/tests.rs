@@ -66,10 +66,11 @@ fn plain_backward(dy: &[f64], qkv: &[f64], positions: &[u32], z: &AttentionDims)
             for j in start..=i {
                 let (p, dp) = (p[j - start], dp[j - start]);
                 let ds = p * (dp - inner) / (z.d as f64).sqrt();
+                let [query, key, value] = [at(i, 0), at(j, 1), at(j, 2)];
                 for l in 0..z.d {
-                    dqkv[at(i, 0) + l] += ds * qkv[at(j, 1) + l];
-                    dqkv[at(j, 1) + l] += ds * qkv[at(i, 0) + l];
-                    dqkv[at(j, 2) + l] += p * dy[l];
+                    dqkv[query + l] += ds * qkv[key + l];
+                    dqkv[key + l] += ds * qkv[query + l];
+                    dqkv[value + l] += p * dy[l];
                 }
             }
         }

@@ -100,11 +100,9 @@ pub(super) fn statistics(cuda: &Cuda, x: &Tensor, eps: f32) -> Result<[Tensor; 2
 
 pub(super) fn backward(
     cuda: &Cuda,
-    dy: &Tensor,
-    x: &Tensor,
+    [dy, x]: [&Tensor; 2],
     scale: &Tensor,
-    mean: &Tensor,
-    rstd: &Tensor,
+    [mean, rstd]: [&Tensor; 2],
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let sums = gradient_sums(cuda, dy, x, mean)?;
     let (line, dscale, dshift) = line(cuda, &sums.numbers, x, scale, rstd)?;
@@ -117,8 +115,7 @@ pub(super) fn backward_gated(
     dy: &Tensor,
     x: &Tensor,
     [scale, shift]: [&Tensor; 2],
-    mean: &Tensor,
-    rstd: &Tensor,
+    [mean, rstd]: [&Tensor; 2],
     y: Option<&mut Tensor>,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let (rows, c, build) = (x.rows(), x.width(), Build::of(x.dtype()));
@@ -151,8 +148,7 @@ pub(super) fn backward_masked(
     x: &Tensor,
     y: &Tensor,
     scale: &Tensor,
-    mean: &Tensor,
-    rstd: &Tensor,
+    [mean, rstd]: [&Tensor; 2],
 ) -> Result<(Tensor, Tensor, Tensor, Tensor)> {
     let (rows, c, build) = (x.rows(), x.width(), Build::of(x.dtype()));
     let ColumnSumLaunch { grid, block, chunk, chunks } = lanes::columns(rows, c, x.dtype());
@@ -196,13 +192,9 @@ pub(super) fn line(
 
 pub(super) fn fold(
     cuda: &Cuda,
-    mean: &Tensor,
-    rstd: &Tensor,
-    unbias: f32,
-    eps: f32,
-    momentum: f32,
-    running_mean: &mut Tensor,
-    running_variance: &mut Tensor,
+    [mean, rstd]: [&Tensor; 2],
+    [unbias, eps, momentum]: [f32; 3],
+    [running_mean, running_variance]: [&mut Tensor; 2],
 ) -> Result<()> {
     let c = mean.len();
     let args = Args::new().input(mean).input(rstd).output(running_mean).output(running_variance);

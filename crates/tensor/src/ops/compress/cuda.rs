@@ -63,13 +63,11 @@ pub(super) fn compress(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut Tens
 }
 
 pub(super) fn compress_add(cuda: &Cuda, dense: &Tensor, mask: &Mask, kept: &mut Tensor) -> Result<()> {
-    let name = match (mask.form(), kept.dtype()) {
-        (MaskStorage::Bits { .. }, DType::F32) => "compress_bits_add_f32",
-        (MaskStorage::Bits { .. }, DType::Bf16) => "compress_bits_add_bf16",
-        (MaskStorage::Indices(_), DType::F32) => "compress_places_add_f32",
-        (MaskStorage::Indices(_), DType::Bf16) => "compress_places_add_bf16",
-        (_, DType::U16 | DType::U32 | DType::U8) => panic!("a sum of indices"),
+    let [f32, bf16] = match mask.form() {
+        MaskStorage::Bits { .. } => ["compress_bits_add_f32", "compress_bits_add_bf16"],
+        MaskStorage::Indices(_) => ["compress_places_add_f32", "compress_places_add_bf16"],
     };
+    let name = kept.dtype().by_float(f32, bf16);
     let kernel = cuda.kernel(&SOURCE, Build::of(dense.dtype()), name)?;
     let args = mask_argument(mask).input(dense).output(kept);
     // SAFETY: the caller has compared the lengths with the mask's; the kernel is for these two types.

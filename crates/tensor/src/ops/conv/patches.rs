@@ -1,18 +1,18 @@
-//! Convolution by patches: a few rows of output at a time, the windows under them become the rows of a matrix,
-//! their columns in the order u, v, c, so that channels-last pixels are copied in runs of kernel x c, and one
-//! matrix product does the rest. The patches of a chunk stay in the second-level cache.
+//! Convolution in bf16 by patches: a few rows of output at a time, the windows under them become the rows of a
+//! matrix, their columns in the order u, v, c, so that channels-last pixels are copied in runs of kernel x c, and
+//! one matrix product does the rest. The patches of a chunk stay in the second-level cache.
 
 use std::ops::Range;
 
 use super::{ConvDims, ConvParams, Padding, collect, image};
+use crate::bf16;
 use crate::cpu::gemm::{GemmWorkspace, MatrixMut, MatrixRef, serial};
 use crate::cpu::scratch::ScratchPool;
 use crate::device::Device;
-use crate::dtype::{DType, Element, Float};
+use crate::dtype::{DType, Float};
 use crate::error::Result;
 use crate::memory::Category;
 use crate::tensor::Tensor;
-use crate::with_float;
 
 /// Elements of patches that a task lays out at a time, and the fewest pixels: each product packs the weights
 /// anew.
@@ -63,25 +63,25 @@ pub(super) fn forward(
 ) -> Result<()> {
     let device = x.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
-    with_float!(x.dtype(), T => {
-        let (x, w) = (x.slice::<T>(), w.slice::<T>());
-        let tasks = z.rows().div_ceil(z.chunk());
-        let scratch = ScratchPool::new(cpu, tasks, || patch_space(&device, z, T::DTYPE))?;
-        let packing = GemmWorkspace::new::<T>(cpu, tasks, &[(z.chunk() * z.ow, z.o, z.window())]);
-        cpu.for_chunks(y.slice_mut::<T>(), z.chunk() * z.ow * z.o, |range, y| scratch.lend(|patches| {
+    let (x, w) = (x.slice::<bf16>(), w.slice::<bf16>());
+    let tasks = z.rows().div_ceil(z.chunk());
+    let scratch = ScratchPool::new(cpu, tasks, || patch_space(&device, z))?;
+    let packing = GemmWorkspace::new::<bf16>(cpu, tasks, &[(z.chunk() * z.ow, z.o, z.window())]);
+    cpu.for_chunks(y.slice_mut::<bf16>(), z.chunk() * z.ow * z.o, |range, y| {
+        scratch.lend(|patches| {
             let first = range.start / (z.ow * z.o);
             let pixels = y.len() / z.o;
-            let patches = gather(x, patches.slice_mut::<T>(), first..first + pixels / z.ow, z);
+            let patches = gather(x, patches.slice_mut::<bf16>(), first..first + pixels / z.ow, z);
             if let Some(bias) = bias {
                 for y in y.chunks_exact_mut(z.o) {
-                    y.iter_mut().zip(bias).for_each(|(y, b)| *y = T::from_f32(*b));
+                    y.iter_mut().zip(bias).for_each(|(y, b)| *y = Float::from_f32(*b));
                 }
             }
             let patches = MatrixRef { data: patches, row_stride: z.window(), col_stride: 1 };
             let transposed = MatrixRef { data: w, row_stride: 1, col_stride: z.window() };
             let y = MatrixMut { data: y, row_stride: z.o };
-            serial(&packing, pixels, z.o, z.window(), patches, transposed, y, bias.is_some());
-        }));
+            serial(&packing, [pixels, z.o, z.window()], patches, transposed, y, bias.is_some());
+        })
     });
     Ok(())
 }
@@ -89,14 +89,14 @@ pub(super) fn forward(
 pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Tensor> {
     let device = dy.device();
     let Device::Cpu(cpu) = &device else { crate::device::host_only() };
-    with_float!(dy.dtype(), T => {
-        let (dy, w) = (dy.slice::<T>(), w.slice::<T>());
-        let group = PIXELS.div_ceil(z.oh * z.ow).min(z.batch);
-        let rows = z.chunk().min(group * z.oh);
-        let space = || Tensor::empty(&device, &[rows * z.ow * z.window()], DType::F32, Category::Workspace);
-        let scratch = ScratchPool::new(cpu, z.batch.div_ceil(group), space)?;
-        let packing = GemmWorkspace::new::<T>(cpu, z.batch.div_ceil(group), &[(rows * z.ow, z.window(), z.o)]);
-        image::sum(&device, &z.input_shape(), T::DTYPE, group, |n, dx| scratch.lend(|patches| {
+    let (dy, w) = (dy.slice::<bf16>(), w.slice::<bf16>());
+    let group = PIXELS.div_ceil(z.oh * z.ow).min(z.batch);
+    let rows = z.chunk().min(group * z.oh);
+    let space = || Tensor::empty(&device, &[rows * z.ow * z.window()], DType::F32, Category::Workspace);
+    let scratch = ScratchPool::new(cpu, z.batch.div_ceil(group), space)?;
+    let packing = GemmWorkspace::new::<bf16>(cpu, z.batch.div_ceil(group), &[(rows * z.ow, z.window(), z.o)]);
+    image::sum(&device, &z.input_shape(), DType::Bf16, group, |n, dx| {
+        scratch.lend(|patches| {
             let patches = patches.slice_mut::<f32>();
             let end = dx.len() / (z.h * z.w * z.c) * z.oh;
             for first in (0..end).step_by(rows) {
@@ -106,10 +106,10 @@ pub(super) fn backward_input(dy: &Tensor, w: &Tensor, z: &ConvDims) -> Result<Te
                 let dy = MatrixRef { data: dy, row_stride: z.o, col_stride: 1 };
                 let weight = MatrixRef { data: w, row_stride: z.window(), col_stride: 1 };
                 let product = MatrixMut { data: &mut patches[..pixels * z.window()], row_stride: z.window() };
-                serial(&packing, pixels, z.window(), z.o, dy, weight, product, false);
+                serial(&packing, [pixels, z.window(), z.o], dy, weight, product, false);
                 scatter(patches, dx, first..last, z);
             }
-        }))
+        })
     })
 }
 
@@ -120,36 +120,36 @@ pub(super) fn backward_weight(x: &Tensor, dy: &Tensor, z: &ConvDims, dw: &mut Te
     let rows_per_group = z.rows().div_ceil((SUMS / size).clamp(2, GROUPS));
     let groups = z.rows().div_ceil(rows_per_group);
     let mut sums = Tensor::zeros(&device, &[groups, size], DType::F32, Category::Workspace)?;
-    with_float!(x.dtype(), T => {
-        let (x, dy) = (x.slice::<T>(), dy.slice::<T>());
-        let scratch = ScratchPool::new(cpu, groups, || patch_space(&device, z, T::DTYPE))?;
-        let packing = GemmWorkspace::new::<T>(cpu, groups, &[(z.window(), z.o, z.chunk() * z.ow)]);
-        cpu.for_chunks(sums.slice_mut::<f32>(), size, |range, sum| scratch.lend(|space| {
+    let (x, dy) = (x.slice::<bf16>(), dy.slice::<bf16>());
+    let scratch = ScratchPool::new(cpu, groups, || patch_space(&device, z))?;
+    let packing = GemmWorkspace::new::<bf16>(cpu, groups, &[(z.window(), z.o, z.chunk() * z.ow)]);
+    cpu.for_chunks(sums.slice_mut::<f32>(), size, |range, sum| {
+        scratch.lend(|space| {
             let start = range.start / size * rows_per_group;
             let end = (start + rows_per_group).min(z.rows());
             for first in (start..end).step_by(z.chunk()) {
                 let last = (first + z.chunk()).min(end);
-                let patches = gather(x, space.slice_mut::<T>(), first..last, z);
+                let patches = gather(x, space.slice_mut::<bf16>(), first..last, z);
                 let patches = MatrixRef { data: patches, row_stride: 1, col_stride: z.window() };
                 let dy = &dy[first * z.ow * z.o..last * z.ow * z.o];
                 let dy = MatrixRef { data: dy, row_stride: z.o, col_stride: 1 };
                 let pixels = (last - first) * z.ow;
                 let sum = MatrixMut { data: &mut *sum, row_stride: z.o };
-                serial(&packing, z.window(), z.o, pixels, patches, dy, sum, true);
+                serial(&packing, [z.window(), z.o, pixels], patches, dy, sum, true);
             }
-        }));
-        collect(cpu, sums.slice(), z.o, z, dw.slice_mut::<T>());
+        })
     });
+    collect(cpu, sums.slice(), z.o, z, dw.slice_mut::<bf16>());
     Ok(())
 }
 
-fn patch_space(device: &Device, z: &ConvDims, dtype: DType) -> Result<Tensor> {
+fn patch_space(device: &Device, z: &ConvDims) -> Result<Tensor> {
     let len = if z.pointwise() { 0 } else { z.chunk() * z.ow * z.window() };
-    Tensor::empty(device, &[len], dtype, Category::Workspace)
+    Tensor::empty(device, &[len], DType::Bf16, Category::Workspace)
 }
 
 /// The patches of these rows of output pixels, one a row; `x` itself where a pixel is its own patch.
-fn gather<'a, T: Float>(x: &'a [T], space: &'a mut [T], rows: Range<usize>, z: &ConvDims) -> &'a [T] {
+fn gather<'a>(x: &'a [bf16], space: &'a mut [bf16], rows: Range<usize>, z: &ConvDims) -> &'a [bf16] {
     let (run, pixel) = (z.conv.kernel * z.c, z.window());
     if z.pointwise() {
         return &x[rows.start * z.ow * z.c..rows.end * z.ow * z.c];
@@ -162,14 +162,14 @@ fn gather<'a, T: Float>(x: &'a [T], space: &'a mut [T], rows: Range<usize>, z: &
             let (vs, left) = z.clip_columns(j);
             for (u, patch) in patch.chunks_exact_mut(run).enumerate() {
                 if !us.contains(&u) {
-                    patch.fill(T::from_f32(0.0));
+                    patch.fill(bf16::ZERO);
                     continue;
                 }
                 let inside = vs.start * z.c..vs.end * z.c;
                 let source = ((top + u - us.start) * z.w + left) * z.c;
-                patch[..inside.start].fill(T::from_f32(0.0));
+                patch[..inside.start].fill(bf16::ZERO);
                 patch[inside.clone()].copy_from_slice(&image[source..][..inside.len()]);
-                patch[inside.end..].fill(T::from_f32(0.0));
+                patch[inside.end..].fill(bf16::ZERO);
             }
         }
     }

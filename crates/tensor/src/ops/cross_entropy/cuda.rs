@@ -91,9 +91,7 @@ impl RowLosses {
         }
         Ok(sums)
     }
-}
 
-impl RowLosses {
     /// What all ranks have read of rows from `first` on: their losses and correct predictions.
     pub(super) fn join(&mut self, cuda: &Cuda, targets: &Tensor, first: usize, all: &Tensor) -> Result<()> {
         let (ranks, rows) = (all.shape()[0], all.shape()[1]);

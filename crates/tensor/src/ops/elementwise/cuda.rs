@@ -1,7 +1,6 @@
 //! Sums, products and multiples on a GPU.
 
 use crate::cuda::{Args, Build, Cuda, Kernel, KernelSource};
-use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::lanes::{self, THREADS};
 use crate::tensor::Tensor;
@@ -26,11 +25,7 @@ pub(super) fn add_into(cuda: &Cuda, a: &mut Tensor, b: &Tensor) -> Result<()> {
 }
 
 fn adder(cuda: &Cuda, a: &Tensor, b: &Tensor) -> Result<Kernel> {
-    let name = match b.dtype() {
-        DType::F32 => "elementwise_add_f32",
-        DType::Bf16 => "elementwise_add_bf16",
-        DType::U16 | DType::U32 | DType::U8 => panic!("a sum of indices"),
-    };
+    let name = b.dtype().by_float("elementwise_add_f32", "elementwise_add_bf16");
     cuda.kernel(&SOURCE, Build::of(a.dtype()), name)
 }
 

@@ -34,11 +34,7 @@ pub(super) fn squared_norm(cuda: &Cuda, x: &Tensor) -> Result<f64> {
 }
 
 pub(super) fn dot(cuda: &Cuda, a: &Tensor, b: &Tensor) -> Result<f64> {
-    let name = match b.dtype() {
-        DType::F32 => "reduce_dot_f32",
-        DType::Bf16 => "reduce_dot_bf16",
-        DType::U16 | DType::U32 | DType::U8 => panic!("a dot product of indices"),
-    };
+    let name = b.dtype().by_float("reduce_dot_f32", "reduce_dot_bf16");
     total(cuda, a, name, Args::new().input(a).input(b))
 }
 

@@ -152,11 +152,7 @@ fn rounding_words(rounding: &Rounding<'_>, step: StepParams, elements: usize) ->
 }
 
 fn width_flag(gradient: &Tensor) -> u32 {
-    match gradient.dtype() {
-        DType::F32 => 0,
-        DType::Bf16 => NARROW_GRADIENT,
-        DType::U16 | DType::U32 | DType::U8 => panic!("update: integers as a gradient"),
-    }
+    gradient.dtype().by_float(0, NARROW_GRADIENT)
 }
 
 fn pair(low: u32, high: u32) -> u64 {

@@ -286,12 +286,14 @@ impl SpanUpdate<'_> {
         let (mut state_scratch, g_scratch) = ([first, second], &mut g_scratch[..n]);
         match states {
             States::F32(mut states) if walk.side_by_side() => {
-                step_exact(isa, walk, span, exact, w_scratch, |w| rule.advance(isa, w, &mut states, g));
+                step_exact(isa, walk, span, exact, w_scratch, &mut |w| rule.advance(isa, w, &mut states, g));
             }
             States::F32(mut states) => {
                 bring(walk, span, g, &states, g_scratch, &mut state_scratch);
                 let gathered = &mut state_scratch[..states.len()];
-                step_exact(isa, walk, span, exact, w_scratch, |w| rule.advance(isa, w, gathered, g_scratch));
+                step_exact(isa, walk, span, exact, w_scratch, &mut |w| {
+                    rule.advance(isa, w, gathered, g_scratch)
+                });
                 walk.each(span, |k, p| {
                     for (slot, state) in state_scratch.iter().zip(&mut states) {
                         state[p] = slot[k];
@@ -309,7 +311,7 @@ impl SpanUpdate<'_> {
                     false => bring(walk, span, g, &states, g_scratch, &mut state_scratch),
                 }
                 let gathered = &mut state_scratch[..count];
-                step_exact(isa, walk, span, exact, w_scratch, |w| match side_by_side {
+                step_exact(isa, walk, span, exact, w_scratch, &mut |w| match side_by_side {
                     true => rule.advance(isa, w, gathered, g),
                     false => rule.advance(isa, w, gathered, g_scratch),
                 });
@@ -335,13 +337,14 @@ impl SpanUpdate<'_> {
             });
         }
 
+        /// `step` behind a pointer: all of this is compiled once, not for each of its callers.
         fn step_exact(
             isa: Isa,
             walk: &UpdateSpans<'_>,
             span: &KeptSpan,
             exact: ExactWeights<'_>,
             buffers: &mut [f32],
-            step: impl FnOnce(&mut [f32]),
+            step: &mut dyn FnMut(&mut [f32]),
         ) {
             let index = |k: usize, p: usize| if walk.compressed { k } else { p };
             match exact {
