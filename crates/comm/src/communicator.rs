@@ -13,7 +13,7 @@ use crate::data::{CommBuffer, IntoCommBuffer};
 use crate::delay::{DelayedTransport, SimulatedLink};
 use crate::error::{Error, Result};
 use crate::traffic::{self, SentBytes, SentCounter};
-use crate::transport::{CallBuffers, Pending, Transport};
+use crate::transport::{CallBuffers, Pending, Transport, choice};
 use crate::watch::WaitTrace;
 
 /// One rank's end of a group; clones are the same end.
@@ -170,7 +170,7 @@ impl Communicator {
     /// equal, of their ranks. A rank without a colour gets `None`. All members must call it.
     pub fn split(&self, colour: Option<usize>, key: usize) -> Result<Option<Communicator>> {
         let watch = WaitTrace::begin(Call::empty(Operation::Split), self.members(), true);
-        let transport = self.transport.split(colour, key, self.limit)?;
+        let transport = self.transport.split(choice(colour, key), self.limit)?;
         WaitTrace::done(watch);
         Ok(transport.map(|transport| Communicator { transport, ..self.clone() }))
     }

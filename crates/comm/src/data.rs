@@ -110,9 +110,7 @@ impl CommBuffer {
             CommBuffer::F64(numbers) => bytemuck::cast_slice_mut(numbers),
         }
     }
-}
 
-impl CommBuffer {
     /// Panics where it is a tensor that somebody else holds too, and so must not be written to.
     pub(crate) fn claim(&mut self) {
         match self {

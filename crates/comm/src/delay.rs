@@ -18,7 +18,7 @@ use crate::call::{Call, Operation};
 use crate::data::CommBuffer;
 use crate::error::{Error, Result};
 use crate::traffic::sent_by;
-use crate::transport::{CallBuffers, Pending, Transport};
+use crate::transport::{CallBuffers, Pending, SplitChoice, Transport};
 
 /// One rank's end of a group whose messages come late.
 pub(crate) struct DelayedTransport {
@@ -122,13 +122,8 @@ impl Transport for DelayedTransport {
         self.beneath.connect(to, limit)
     }
 
-    fn split(
-        &self,
-        colour: Option<usize>,
-        key: usize,
-        limit: Duration,
-    ) -> Result<Option<Arc<dyn Transport>>> {
-        let beneath = self.beneath.split(colour, key, limit)?;
+    fn split(&self, choice: SplitChoice, limit: Duration) -> Result<Option<Arc<dyn Transport>>> {
+        let beneath = self.beneath.split(choice, limit)?;
         Ok(beneath
             .map(|beneath| Arc::new(DelayedTransport::new(beneath, self.link.clone())) as Arc<dyn Transport>))
     }

@@ -37,9 +37,10 @@ pub enum Failure<E: Debug + Display> {
         why: String,
     },
     /// A rank failed, and others did not end.
+    // Made a text here: the derived bounds of a type that shows itself would never end.
     #[error(
         "{}; the run ends without {}, not heard of for another {}",
-        sentence(.first), ranks(.left), DisplaySeconds(*.waited)
+        .first.to_string(), ranks(.left), DisplaySeconds(*.waited)
     )]
     LeftBehind {
         /// The failure of the first.
@@ -49,11 +50,6 @@ pub enum Failure<E: Debug + Display> {
         /// How long they were waited for after it.
         waited: Duration,
     },
-}
-
-/// The message of a failure. A function, since the derived bounds of a type that holds itself would never end.
-fn sentence<E: Debug + Display>(failure: &Failure<E>) -> String {
-    failure.to_string()
 }
 
 /// The first rank of a world that is known to have failed.

@@ -22,8 +22,8 @@ pub(crate) trait Reducible: Pod {
     fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
 }
 
-macro_rules! float {
-    ($type:ty, $wide:ty, $widen:expr, $narrow:expr) => {
+macro_rules! reducible {
+    ($type:ty, $wide:ty, $widen:expr, $narrow:expr, |$a:ident, $b:ident| $sum:expr, $max:expr) => {
         impl Reducible for $type {
             type Wide = $wide;
             #[inline(always)]
@@ -35,15 +35,21 @@ macro_rules! float {
                 $narrow(wide)
             }
             #[inline(always)]
-            fn sum(a: $wide, b: $wide) -> $wide {
-                a + b
+            fn sum($a: $wide, $b: $wide) -> $wide {
+                $sum
             }
-            /// A NaN of any rank must show.
             #[inline(always)]
-            fn max(a: $wide, b: $wide) -> $wide {
-                if b > a || b.is_nan() { b } else { a }
+            fn max($a: $wide, $b: $wide) -> $wide {
+                $max
             }
         }
+    };
+}
+
+/// A NaN of any rank must show.
+macro_rules! float {
+    ($type:ty, $wide:ty, $widen:expr, $narrow:expr) => {
+        reducible!($type, $wide, $widen, $narrow, |a, b| a + b, if b > a || b.is_nan() { b } else { a });
     };
 }
 
@@ -51,32 +57,8 @@ float!(f32, f32, |x| x, |x| x);
 float!(f64, f64, |x| x, |x| x);
 float!(bf16, f32, espalier_tensor::Float::to_f32, espalier_tensor::Float::from_f32);
 
-macro_rules! full {
-    ($type:ty) => {
-        impl Reducible for $type {
-            type Wide = $type;
-            #[inline(always)]
-            fn widen(self) -> $type {
-                self
-            }
-            #[inline(always)]
-            fn narrow(wide: $type) -> $type {
-                wide
-            }
-            #[inline(always)]
-            fn sum(a: $type, b: $type) -> $type {
-                a.wrapping_add(b)
-            }
-            #[inline(always)]
-            fn max(a: $type, b: $type) -> $type {
-                a.max(b)
-            }
-        }
-    };
-}
-
-full!(u32);
-full!(u64);
+reducible!(u32, u32, |x| x, |x| x, |a, b| a.wrapping_add(b), a.max(b));
+reducible!(u64, u64, |x| x, |x| x, |a, b| a.wrapping_add(b), a.max(b));
 
 /// How two become one.
 trait Combine {

@@ -419,22 +419,14 @@ mod tests {
         let expected =
             RendezvousConfig { rank: 3, size: 4, local_rank: 1, host: "node7".into(), ports: vec![29500] };
         assert_eq!(config(&TORCHRUN).unwrap(), expected);
-        let slurm = [
-            ("SLURM_PROCID", "3"),
-            ("SLURM_NTASKS", "4"),
-            ("SLURM_LOCALID", "1"),
-            ("MASTER_ADDR", "node7"),
-            ("MASTER_PORT", "29500"),
-        ];
-        assert_eq!(config(&slurm).unwrap(), expected);
-        let mpirun = [
-            ("OMPI_COMM_WORLD_RANK", "3"),
-            ("OMPI_COMM_WORLD_SIZE", "4"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
-            ("MASTER_ADDR", "node7"),
-            ("MASTER_PORT", "29500"),
-        ];
-        assert_eq!(config(&mpirun).unwrap(), expected);
+        for of_rank in [
+            ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"],
+            ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
+        ] {
+            let mut variables = TORCHRUN;
+            variables.iter_mut().zip(of_rank).for_each(|((name, _), theirs)| *name = theirs);
+            assert_eq!(config(&variables).unwrap(), expected);
+        }
         let agent = torchrun_with("TORCHELASTIC_USE_AGENT_STORE", Some("True")).unwrap();
         assert_eq!(agent.ports, (29501..29509).collect::<Vec<_>>());
     }

@@ -11,7 +11,7 @@ use crate::call::Operation;
 use crate::communicator::Communicator;
 use crate::data::CommBuffer;
 use crate::error::{Error, Result};
-use crate::transport::{CallBuffers, Pending, Transport};
+use crate::transport::{CallBuffers, Pending, SplitChoice, Transport};
 
 impl Communicator {
     /// The only rank of its world.
@@ -60,11 +60,8 @@ impl Transport for SingleRank {
         }
         let data = match (read, write) {
             (Some(read), Some(mut write)) => {
-                copy(&read, &mut write).map_err(|why| Error::Argument {
-                    rank: self.member[0],
-                    call,
-                    problem: why.to_string(),
-                })?;
+                let refused = |problem: String| Error::Argument { rank: self.member[0], call, problem };
+                copy(&read, &mut write).map_err(|why| refused(why.to_string()))?;
                 Some(write)
             }
             (read, write) => write.or(read),
@@ -72,8 +69,8 @@ impl Transport for SingleRank {
         Ok(Box::new(CompletedCall(data)))
     }
 
-    fn split(&self, colour: Option<usize>, _: usize, _: Duration) -> Result<Option<Arc<dyn Transport>>> {
-        Ok(colour.map(|_| Arc::new(SingleRank { ..*self }) as Arc<dyn Transport>))
+    fn split(&self, [colour, _]: SplitChoice, _: Duration) -> Result<Option<Arc<dyn Transport>>> {
+        Ok((colour > 0).then(|| Arc::new(SingleRank { ..*self }) as Arc<dyn Transport>))
     }
 }
 

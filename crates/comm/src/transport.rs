@@ -32,8 +32,7 @@ pub trait Transport: Send + Sync + fmt::Debug {
 
     /// Splits the group: those of one colour form a new group, in the order of their keys and, where these are
     /// equal, of their ranks. Without a colour a rank is in no new group. All members must call it.
-    fn split(&self, colour: Option<usize>, key: usize, limit: Duration)
-    -> Result<Option<Arc<dyn Transport>>>;
+    fn split(&self, choice: SplitChoice, limit: Duration) -> Result<Option<Arc<dyn Transport>>>;
 }
 
 /// A call with its data.
@@ -48,8 +47,8 @@ pub struct CallBuffers {
 }
 
 impl CallBuffers {
-    /// Those of a split: a rank's [`choice`], and room for those of all.
-    pub(crate) fn of_split(choice: [u64; 2], ranks: usize) -> CallBuffers {
+    /// Those of a split: a rank's choice, and room for those of all.
+    pub(crate) fn of_split(choice: SplitChoice, ranks: usize) -> CallBuffers {
         let choices = CommBuffer::U64(vec![0; 2 * ranks]);
         let call = Call::of(Operation::Split, &choices);
         CallBuffers { call, read: Some(CommBuffer::U64(choice.to_vec())), write: Some(choices) }
@@ -65,8 +64,10 @@ pub trait Pending: Send {
     fn wait(self: Box<Self>, limit: Duration) -> Result<Option<CommBuffer>>;
 }
 
-/// What a rank gives to a split, for all to gather: its colour, if it has one, and its key.
-pub(crate) fn choice(colour: Option<usize>, key: usize) -> [u64; 2] {
+/// What a rank gives to a split, for all to gather: 0, or the number behind its colour's, and its key.
+pub type SplitChoice = [u64; 2];
+
+pub(crate) fn choice(colour: Option<usize>, key: usize) -> SplitChoice {
     [colour.map_or(0, |colour| colour as u64 + 1), key as u64]
 }
 

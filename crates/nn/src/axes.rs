@@ -1,7 +1,7 @@
 //! The groups of ranks that layers communicate in.
 
 use espalier_comm::Communicator;
-use espalier_plan::mesh::{Axis, Mesh};
+use espalier_plan::mesh::{Axis, Mesh, PerAxis};
 
 use crate::Result;
 
@@ -40,16 +40,9 @@ impl AxisGroups {
 
     /// Those of the only rank of its world.
     pub fn single_rank() -> AxisGroups {
-        let world = Communicator::single_rank();
-        let group = || world.clone();
-        AxisGroups {
-            data: group(),
-            stages: group(),
-            spatial: group(),
-            tensor: group(),
-            pixels: group(),
-            world,
-        }
+        let mesh = Mesh::new(PerAxis::ONES).expect("a mesh of one rank");
+        AxisGroups::form(&Communicator::single_rank(), &mesh)
+            .expect("a rank that is alone splits as it likes")
     }
 
     /// Those along an axis, in their order on it.

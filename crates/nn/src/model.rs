@@ -147,10 +147,10 @@ impl Model {
         let mut gradient = Some(GradientParts::from(gradient));
         for (i, block) in self.blocks.iter().enumerate().rev() {
             let dy = gradient.expect("only the first block has no input gradient");
-            let input_gradient = i > 0 || !self.is_first;
+            let needs_dx = i > 0 || !self.is_first;
             let number = self.first_block + i;
             let next = (i > 0).then(|| number - 1);
-            gradient = ctx.in_block(number, next, |ctx| block.backward_parts(dy, ctx, input_gradient))?;
+            gradient = ctx.in_block(number, next, |ctx| block.backward_parts(dy, ctx, needs_dx))?;
         }
         debug_assert!(ctx.stash.is_empty(), "a layer left something on the stash");
         gradient.map(GradientParts::join).transpose()

@@ -50,10 +50,13 @@ pub trait WeightStore: Sync {
 
     /// Makes the weights of a block dense for as long as what comes back lives; nothing where they are
     /// anyway. Where it is known which block the pass enters next, its weights may be made dense meanwhile.
-    fn enter(&self, _block: usize, _next: Option<usize>) -> Result<Option<Box<dyn WeightStore + '_>>> {
+    fn enter(&self, _block: usize, _next: Option<usize>) -> Result<Option<EnteredWeights<'_>>> {
         Ok(None)
     }
 }
+
+/// Weights for as long as a pass is in a block.
+pub type EnteredWeights<'a> = Box<dyn WeightStore + 'a>;
 
 impl WeightStore for Weights {
     fn get(&self, id: ParameterId) -> &Tensor {
@@ -153,13 +156,8 @@ pub struct Weights {
 impl Weights {
     /// Fresh weights for a model.
     pub fn initialise(model: &spec::ModelSpec, device: &Device, dtype: DType, seed: u64) -> Result<Weights> {
-        Weights::initialise_local(
-            &LocalModel::unsharded(model),
-            &LocalTensors::all(model),
-            device,
-            dtype,
-            seed,
-        )
+        let (local, all) = (LocalModel::unsharded(model), LocalTensors::all(model));
+        Weights::initialise_local(&local, &all, device, dtype, seed)
     }
 
     /// Tensors of a model, with the patterns of those that are multiplied without their zeros.
@@ -188,14 +186,9 @@ impl Weights {
             sparse: vec![None; parameters.len()],
         };
         for &index in &local_tensors.parameters {
-            weights.parameters[index] = Some(fresh(
-                &parameters[index],
-                &local.shards[index],
-                device,
-                dtype,
-                seed,
-                Category::Weights,
-            )?);
+            let (parameter, shard) = (&parameters[index], &local.shards[index]);
+            weights.parameters[index] =
+                Some(fresh(parameter, shard, device, dtype, seed, Category::Weights)?);
         }
         for &index in &local_tensors.buffers {
             weights.buffers[index] = Some(started(&buffers[index], device)?);
@@ -206,15 +199,11 @@ impl Weights {
     /// A copy whose parameters are f32 and are multiplied with their zeros, which may be moved; statistics
     /// are shared.
     pub fn widened(&self) -> Result<Weights> {
-        self.copied(|weights, id| weights.widened_one(id, Category::Scoring))
-    }
-
-    fn copied(&self, copy: impl Fn(&Weights, ParameterId) -> Result<Tensor>) -> Result<Weights> {
-        let one = |index: usize| self.parameters[index].is_some().then(|| copy(self, ParameterId(index)));
+        let copy = |held: &Option<Tensor>| {
+            held.as_ref().map(|tensor| cast(tensor, DType::F32, Category::Scoring)).transpose()
+        };
         Ok(Weights {
-            parameters: (0..self.parameters.len())
-                .map(|index| one(index).transpose())
-                .collect::<Result<_>>()?,
+            parameters: self.parameters.iter().map(copy).collect::<Result<_, _>>()?,
             buffers: self.buffers.clone(),
             names: self.names.clone(),
             sparse: vec![None; self.parameters.len()],
@@ -257,12 +246,9 @@ impl Weights {
 
     /// The ids of all parameters that are held.
     pub fn ids(&self) -> impl Iterator<Item = ParameterId> + use<> {
-        let local_tensors: Vec<bool> = self.parameters.iter().map(Option::is_some).collect();
-        local_tensors
-            .into_iter()
-            .enumerate()
-            .filter(|(_, local_tensors)| *local_tensors)
-            .map(|(index, _)| ParameterId(index))
+        let held = |index: &usize| self.parameters[*index].is_some();
+        let ids: Vec<_> = (0..self.parameters.len()).filter(held).map(ParameterId).collect();
+        ids.into_iter()
     }
 
     pub fn name(&self, id: ParameterId) -> &str {

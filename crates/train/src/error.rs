@@ -251,16 +251,9 @@ pub fn is_failure(error: &io::Error) -> bool {
     };
     /// Errors that have no kind: EIO, ENFILE, EMFILE.
     const NUMBERS: [i32; 3] = [5, 23, 24];
-    let kinds = [
-        StorageFull,
-        QuotaExceeded,
-        FileTooLarge,
-        Interrupted,
-        OutOfMemory,
-        StaleNetworkFileHandle,
-        TimedOut,
-    ];
-    kinds.contains(&error.kind()) || error.raw_os_error().is_some_and(|number| NUMBERS.contains(&number))
+    let of_space = matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge | OutOfMemory);
+    let of_machine = matches!(error.kind(), Interrupted | StaleNetworkFileHandle | TimedOut);
+    of_space || of_machine || error.raw_os_error().is_some_and(|number| NUMBERS.contains(&number))
 }
 
 /// `rank 3`, `ranks 1, 2 and 3`

@@ -5,7 +5,7 @@
 use espalier_nn::model::Model;
 use espalier_nn::weights::ParameterId;
 use espalier_plan::Plan;
-use espalier_plan::schedule::{Chunk, Placement};
+use espalier_plan::schedule::{Chunk, Payload, Placement, StageMessage};
 use espalier_plan::spec::Shape;
 use espalier_tensor::{Category, DType, Device, Tensor};
 
@@ -82,45 +82,23 @@ impl Stage {
         &self.placement
     }
 
-    /// A receive buffer for what enters a chunk of some positions of one sequence.
-    pub(crate) fn recv_buffer_for_positions(
-        &self,
-        chunk: usize,
-        positions: usize,
-        device: &Device,
-        dtype: DType,
-    ) -> Result<Tensor> {
-        let border = self.borders[self.placement.chunks(self.rank)[chunk].virtual_stage];
-        let shape = [1, positions, border.last()];
-        Ok(Tensor::empty(device, &shape, dtype, Category::Transient)?)
+    /// The shape of a sample of what a message brings to a chunk: activations enter it, gradients come from behind it.
+    pub fn border(&self, message: &StageMessage) -> Shape {
+        let stage = self.chunks()[message.chunk].virtual_stage;
+        self.borders[stage + usize::from(message.payload == Payload::Gradient)]
     }
 
-    /// A receive buffer for what enters a chunk, or leaves it; in the precision of the kernels.
+    /// A receive buffer for a message of so many samples; in the precision of the kernels.
     pub fn recv_buffer(
         &self,
-        chunk: usize,
-        side: ChunkSide,
+        message: &StageMessage,
         samples: usize,
         device: &Device,
         dtype: DType,
     ) -> Result<Tensor> {
-        let stage = self.placement.chunks(self.rank)[chunk].virtual_stage;
-        let border = match side {
-            ChunkSide::Input => stage,
-            ChunkSide::Output => stage + 1,
-        };
-        let shape = dimensions(self.borders[border], samples);
+        let shape = dimensions(self.border(message), samples);
         Ok(Tensor::empty(device, &shape, dtype, Category::Transient)?)
     }
-}
-
-/// A side of a chunk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChunkSide {
-    /// Where activations enter and gradients leave.
-    Input,
-    /// Where activations leave and gradients enter.
-    Output,
 }
 
 /// The dimensions of so many samples.

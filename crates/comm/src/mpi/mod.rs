@@ -29,7 +29,7 @@ use crate::communicator::Communicator;
 use crate::data::CommBuffer;
 use crate::error::{DisplaySeconds, Error, Result};
 use crate::failure::{Failure, RankFailure, panic_message};
-use crate::transport::{CallBuffers, Pending, Transport, choice};
+use crate::transport::{CallBuffers, Pending, SplitChoice, Transport};
 
 /// How long other ranks have to answer whether they made a call, once a wait for it has timed out.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
@@ -78,12 +78,9 @@ where
         Ok(Err(error)) => RankEnding::Failed(error.to_string()),
         Err(panic) => RankEnding::Panicked(panic_message(panic.as_ref())),
     };
-    let message = ending.clone();
     let _ = post.orders.send(ProgressCommand::Ended(ending));
-    let (well, farewell) = match &message {
-        RankEnding::Well => (true, limit),
-        RankEnding::Failed(_) | RankEnding::Panicked(_) => (false, FAREWELL),
-    };
+    let well = matches!(outcome, Ok(Ok(_)));
+    let farewell = if well { limit } else { FAREWELL };
     // The progress thread's end without a word changes nothing for the result.
     if ended.recv_timeout(farewell) == Err(RecvTimeoutError::Timeout) && well {
         let waited = DisplaySeconds(limit);
@@ -94,16 +91,15 @@ where
     if post.world.failed.get().is_some_and(|failed| failed.rank != rank) {
         thread::sleep(AFTER_YOU);
     }
-    match (outcome, message) {
-        (Ok(Ok(result)), _) => match post.world.failed.get() {
+    match outcome {
+        Ok(Ok(result)) => match post.world.failed.get() {
             None => Ok(result),
             Some(failed) => {
                 Err(Failure::Peer { rank: failed.rank, how: failed.how, why: failed.why.clone() })
             }
         },
-        (Ok(Err(error)), _) => Err(Failure::Failed { rank, error }),
-        (Err(_), RankEnding::Panicked(message)) => Err(Failure::Panicked { rank, message }),
-        (Err(_), _) => unreachable!("a panic was noted as one"),
+        Ok(Err(error)) => Err(Failure::Failed { rank, error }),
+        Err(panic) => Err(Failure::Panicked { rank, message: panic_message(panic.as_ref()) }),
     }
 }
 
@@ -178,13 +174,8 @@ impl Transport for MpiGroup {
         Ok(Box::new(self.order(buffers)?))
     }
 
-    fn split(
-        &self,
-        colour: Option<usize>,
-        key: usize,
-        limit: Duration,
-    ) -> Result<Option<Arc<dyn Transport>>> {
-        let buffers = CallBuffers::of_split(choice(colour, key), self.members.len());
+    fn split(&self, choice: SplitChoice, limit: Duration) -> Result<Option<Arc<dyn Transport>>> {
+        let buffers = CallBuffers::of_split(choice, self.members.len());
         match self.order(buffers)?.wait(limit)? {
             Delivery::Group(group) => Ok(group.map(|(group, members, rank)| -> Arc<dyn Transport> {
                 Arc::new(MpiGroup { post: self.post.clone(), group, members, rank })

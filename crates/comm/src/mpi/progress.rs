@@ -59,7 +59,7 @@ pub(super) enum ProgressCommand {
     Ended(RankEnding),
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) enum RankEnding {
     Well,
     Failed(String),
@@ -122,19 +122,14 @@ impl ProgressThread<'_, '_> {
         };
         let world = mpi.world();
         let (rank, ranks) = (world.rank() as usize, world.size() as usize);
-        if let Err(error) = check_size(ranks, |name| std::env::var(name).ok()) {
-            return drop(ready.send(Err(error)));
-        }
-        let comms = [(); 3].map(|()| world.duplicate());
-        let comms = comms.into_iter().collect::<Result<Vec<_>, _>>().map(|comms| comms.try_into());
-        let [comm, second, control] = match comms.map(|comms| comms.unwrap_or_else(|_| unreachable!("three")))
-        {
-            Ok(comms) => comms,
-            Err(error) => return drop(ready.send(Err(refused(error)))),
+        let prepare = || -> Result<_> {
+            check_size(ranks, |name| std::env::var(name).ok())?;
+            let duplicate = || world.duplicate().map_err(refused);
+            Ok(([duplicate()?, duplicate()?, duplicate()?], CoreSubscription::of(&world).map_err(refused)?))
         };
-        let cores = match CoreSubscription::of(&world) {
-            Ok(cores) => cores,
-            Err(error) => return drop(ready.send(Err(refused(error)))),
+        let ([comm, second, control], cores) = match prepare() {
+            Ok(prepared) => prepared,
+            Err(error) => return drop(ready.send(Err(error))),
         };
         let shared = Arc::<MpiWorld>::default();
         let members: Arc<[usize]> = (0..ranks).collect();
@@ -188,11 +183,9 @@ impl ProgressThread<'_, '_> {
                 if all && !failed && self.tasks.is_empty() && self.sending.is_empty() {
                     return true;
                 }
-                if failed && (all || since.elapsed() > GRACE) {
-                    return false;
-                }
-                if all && !failed && since.elapsed() > GRACE {
-                    // A request was dropped and its peer has ended: it will never be done.
+                // Where all have ended well, a request was dropped and its peer has ended: it will never be done.
+                let late = since.elapsed() > GRACE;
+                if all && (failed || late) || failed && late {
                     return false;
                 }
             }

@@ -53,7 +53,7 @@ use crate::reduce::reduce_gathered;
 use crate::rendezvous::{Rendezvous, RendezvousConfig};
 use crate::single_rank::SingleRank;
 use crate::ticket::Ticket;
-use crate::transport::{CallBuffers, NewGroup, Pending, Transport, choice};
+use crate::transport::{CallBuffers, NewGroup, Pending, SplitChoice, Transport};
 
 /// How long a rank that waits keeps its core.
 const EAGER: Duration = Duration::from_millis(1);
@@ -327,14 +327,8 @@ impl Transport for NcclGroup {
         tickets.iter().try_for_each(|ticket| self.wait(ticket, left()).map(drop))
     }
 
-    fn split(
-        &self,
-        colour: Option<usize>,
-        key: usize,
-        limit: Duration,
-    ) -> Result<Option<Arc<dyn Transport>>> {
-        let local = choice(colour, key);
-        let waiting = self.start_collective(CallBuffers::of_split(local, self.membership.members.len()))?;
+    fn split(&self, choice: SplitChoice, limit: Duration) -> Result<Option<Arc<dyn Transport>>> {
+        let waiting = self.start_collective(CallBuffers::of_split(choice, self.membership.members.len()))?;
         let seq_no = waiting.ticket.seq_no.get().copied().unwrap_or_default();
         let Some(CommBuffer::U64(choices)) = Box::new(waiting).wait(limit)? else {
             unreachable!("what was gathered comes back as it went in");
@@ -342,7 +336,7 @@ impl Transport for NcclGroup {
         let Some(new) = NewGroup::of(&choices, self.membership.rank) else { return Ok(None) };
         let members = new.members.iter().map(|&rank| self.membership.members[rank]).collect();
         let membership = GroupMembership {
-            name: NewGroup::name(self.membership.name, seq_no, local[0]),
+            name: NewGroup::name(self.membership.name, seq_no, choice[0]),
             members,
             rank: new.rank,
         };

@@ -43,7 +43,7 @@ struct ThreadWorldState {
     /// Ranks that make no more calls.
     ended: Vec<bool>,
     collectives: HashMap<CallKey, VecDeque<Arc<ThreadCollective>>>,
-    groups: HashMap<(u64, u64, usize), u64>,
+    groups: HashMap<(u64, u64, u64), u64>,
     work: VecDeque<Arc<ThreadCollective>>,
     closed: bool,
 }
@@ -270,7 +270,7 @@ impl ThreadWorld {
     }
 
     /// The number of the group that a split makes for a colour: the same for all its members.
-    pub(super) fn group(&self, parent: u64, seq_no: u64, colour: usize) -> u64 {
+    pub(super) fn group(&self, parent: u64, seq_no: u64, colour: u64) -> u64 {
         let mut state = self.state();
         let next = state.groups.len() as u64 + 1;
         *state.groups.entry((parent, seq_no, colour)).or_insert(next)

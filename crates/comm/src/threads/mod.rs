@@ -29,7 +29,7 @@ pub use run::{most_ranks, run, run_or_abort};
 use crate::call::Operation;
 use crate::data::CommBuffer;
 use crate::error::{Error, Result};
-use crate::transport::{CallBuffers, NewGroup, Pending, Transport, choice};
+use crate::transport::{CallBuffers, NewGroup, Pending, SplitChoice, Transport};
 
 /// One rank's end of a group.
 #[derive(Debug)]
@@ -86,21 +86,16 @@ impl Transport for ThreadGroup {
         Ok(Box::new(self.come(buffers, attended)?))
     }
 
-    fn split(
-        &self,
-        colour: Option<usize>,
-        key: usize,
-        limit: Duration,
-    ) -> Result<Option<Arc<dyn Transport>>> {
+    fn split(&self, choice: SplitChoice, limit: Duration) -> Result<Option<Arc<dyn Transport>>> {
         let seq_no = self.seq_no.load(Ordering::Relaxed);
-        let buffers = CallBuffers::of_split(choice(colour, key), self.members.len());
+        let buffers = CallBuffers::of_split(choice, self.members.len());
         let waiting = self.come(buffers, true)?;
         let Some(CommBuffer::U64(choices)) = Box::new(waiting).wait(limit)? else {
             unreachable!("what was gathered comes back as it went in");
         };
-        let (Some(colour), Some(new)) = (colour, NewGroup::of(&choices, self.rank)) else { return Ok(None) };
+        let Some(new) = NewGroup::of(&choices, self.rank) else { return Ok(None) };
         let members = new.members.iter().map(|&r| self.members[r]).collect();
-        let group = self.world.group(self.group, seq_no, colour);
+        let group = self.world.group(self.group, seq_no, choice[0]);
         Ok(Some(Arc::new(ThreadGroup::new(self.world.clone(), group, members, new.rank))))
     }
 }

@@ -35,8 +35,7 @@ fn worker() {
     let outcome: Result<(), Failure<Error>> = nccl::run(&cuda, &config, LONG, |comm| match &*scenario {
         "suite" => suite(&comm),
         "crossed" => crossed(&comm),
-        "late" => late(&comm.with_limit(SHORT)),
-        "silent" => silent(&comm.with_limit(SHORT)),
+        "late" | "silent" => late(&comm.with_limit(SHORT), &scenario),
         "killed" | "stopped" | "error" | "panic" => gone(&comm.with_limit(SHORT), &scenario),
         other => panic!("no part is called {other}"),
     });
@@ -114,24 +113,17 @@ fn crossed(comm: &Communicator) -> Result<(), Error> {
     Ok(())
 }
 
-/// The last rank does not come to a collective call, although it answers.
-fn late(comm: &Communicator) -> Result<(), Error> {
+/// The last rank does not come to a collective call, although it answers; or it neither sends nor receives.
+fn late(comm: &Communicator, scenario: &str) -> Result<(), Error> {
     comm.barrier()?;
     if comm.rank() == comm.size() - 1 {
         std::thread::sleep(2 * SHORT);
         return Ok(());
     }
-    comm.all_reduce(message(ElementType::F32, 12, |_| 1), Reduce::Sum).map(drop)
-}
-
-/// The last rank neither sends nor receives.
-fn silent(comm: &Communicator) -> Result<(), Error> {
-    comm.barrier()?;
-    if comm.rank() == comm.size() - 1 {
-        std::thread::sleep(2 * SHORT);
-        return Ok(());
+    match scenario {
+        "late" => comm.all_reduce(message(ElementType::F32, 12, |_| 1), Reduce::Sum).map(drop),
+        _ => comm.receive(receive_buffer(ElementType::Bf16, 5), comm.size() - 1, 8).map(drop),
     }
-    comm.receive(receive_buffer(ElementType::Bf16, 5), comm.size() - 1, 8).map(drop)
 }
 
 /// The last rank comes to a bad end while the others wait for it.

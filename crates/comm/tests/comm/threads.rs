@@ -383,7 +383,7 @@ proptest! {
     #[test]
     fn parts_and_pieces_of_any_length(
         ranks in 1..6usize,
-        n in prop_oneof![0..40usize, 60_000..140_000usize],
+        n in prop_oneof![0..40usize, 20_000..70_000usize],
         element in proptest::sample::select(ELEMENTS.to_vec()),
         background in any::<bool>(),
     ) {

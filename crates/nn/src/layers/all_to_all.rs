@@ -25,7 +25,7 @@ pub(super) struct AllToAll<'a> {
 
 impl AllToAll<'_> {
     /// From local samples and all features to all samples and local features.
-    pub(crate) fn to_features(&self, x: Tensor) -> Result<Tensor> {
+    pub fn to_features(&self, x: Tensor) -> Result<Tensor> {
         let (rank, shape) = (self.group.rank(), x.shape().to_vec());
         let (inner, all) = (inner(&shape), end(&self.samples));
         let shard_for = |peer: usize| columns::take(&x, self.features[peer].clone(), Category::Communication);
@@ -41,7 +41,7 @@ impl AllToAll<'_> {
 
     /// From all samples and local features to local samples and all features. A rank without samples gets one of
     /// zeros.
-    pub(crate) fn to_samples(&self, x: Tensor) -> Result<Tensor> {
+    pub fn to_samples(&self, x: Tensor) -> Result<Tensor> {
         let (rank, shape) = (self.group.rank(), x.shape().to_vec());
         let (inner, width) = (inner(&shape), end(&self.features));
         let shard_for = |peer: usize| {

@@ -45,7 +45,7 @@ pub(crate) struct NormInput {
 
 impl NormInput {
     /// The statistics, where all samples are one group.
-    pub(crate) fn single(&self) -> Option<&[Tensor; 2]> {
+    pub fn single(&self) -> Option<&[Tensor; 2]> {
         if let [one] = &self.statistics[..] { Some(one) } else { None }
     }
 
@@ -65,14 +65,14 @@ pub(crate) struct NormGradients {
 }
 
 impl NormGradients {
-    pub(crate) fn of((dx, scale, shift): (Tensor, Tensor, Tensor)) -> NormGradients {
+    pub fn of((dx, scale, shift): (Tensor, Tensor, Tensor)) -> NormGradients {
         NormGradients { dx, scale, shift }
     }
 }
 
 impl BatchNorm {
     /// How many groups samples are split into; those that do not fit (a few that a pruning method reads) are one.
-    pub(crate) fn groups(&self, x: &Tensor) -> usize {
+    pub fn groups(&self, x: &Tensor) -> usize {
         let samples = x.shape()[0];
         if self.group > 0 && samples.is_multiple_of(self.group) { samples / self.group } else { 1 }
     }
@@ -112,12 +112,7 @@ impl BatchNorm {
     }
 
     /// The output, and `plus` added to it before ReLU.
-    pub(crate) fn run(
-        &self,
-        x: Tensor,
-        plus: Option<Tensor>,
-        ctx: &mut ForwardContext<'_>,
-    ) -> Result<Tensor> {
+    pub fn run(&self, x: Tensor, plus: Option<Tensor>, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let (scale, shift) = (ctx.weights.get(self.scale), ctx.weights.get(self.shift));
         if ctx.mode == Mode::Evaluate {
             let (mean, variance) =
@@ -141,12 +136,7 @@ impl BatchNorm {
     }
 
     /// Measures all of x, and gives what a pool makes of the output. Leaves what both need.
-    pub(crate) fn run_pooled(
-        &self,
-        x: Tensor,
-        pool: &MaxPool,
-        ctx: &mut ForwardContext<'_>,
-    ) -> Result<Tensor> {
+    pub fn run_pooled(&self, x: Tensor, pool: &MaxPool, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         let weights = [self.scale, self.shift].map(|id| ctx.weights.get(id));
         let (y, places, [mean, rstd]) = batch_norm::forward_max(&x, weights, self.eps, pool.pool, pool.relu)?;
         let count = x.rows();
@@ -156,7 +146,7 @@ impl BatchNorm {
     }
 
     /// Normalises by the numbers of [`batch_norm::measure`], added up over all that hold rows of the batch.
-    pub(crate) fn run_by(
+    pub fn run_by(
         &self,
         sums: &[f64],
         x: Tensor,
@@ -171,7 +161,7 @@ impl BatchNorm {
     }
 
     /// Takes what the forward pass has left, which was of so many groups.
-    pub(crate) fn pop(&self, groups: usize, ctx: &mut BackwardContext<'_>) -> NormInput {
+    pub fn pop(&self, groups: usize, ctx: &mut BackwardContext<'_>) -> NormInput {
         let of_group = |_| {
             let rstd = ctx.stash.pop();
             [ctx.stash.pop(), rstd]
@@ -182,7 +172,7 @@ impl BatchNorm {
     }
 
     /// The output once more, ReLU included.
-    pub(crate) fn remake(&self, input: &NormInput, weights: &dyn WeightStore) -> Result<Tensor> {
+    pub fn remake(&self, input: &NormInput, weights: &dyn WeightStore) -> Result<Tensor> {
         let weights = [self.scale, self.shift].map(|id| weights.get(id));
         let one = |x: &Tensor, [mean, rstd]: &[Tensor; 2]| {
             batch_norm::remake(x, weights, [mean, rstd], self.epilogue(None))
@@ -200,7 +190,7 @@ impl BatchNorm {
     }
 
     /// The gradients for that of what ReLU reads, where there is one.
-    pub(crate) fn gradients(
+    pub fn gradients(
         &self,
         dy: &Tensor,
         input: &NormInput,
@@ -235,7 +225,7 @@ impl BatchNorm {
 
     /// The same behind [`BatchNorm::run_by`]. `all_reduce` adds up what it is given over all that hold rows of
     /// the batch; gradients of scale and shift are those of the local rows.
-    pub(crate) fn gradients_through(
+    pub fn gradients_through(
         &self,
         dy: &Tensor,
         input: &NormInput,
@@ -252,12 +242,7 @@ impl BatchNorm {
     }
 
     /// Hands over gradients that come with that of the input: nothing is left to be read for them.
-    pub(crate) fn send_gradients(
-        &self,
-        scale: Tensor,
-        shift: Tensor,
-        ctx: &mut BackwardContext<'_>,
-    ) -> Result<()> {
+    pub fn send_gradients(&self, scale: Tensor, shift: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
         let made = WeightGradients::new([], move |_| Ok(vec![scale, shift]));
         ctx.sink.accept(&[self.scale, self.shift], made)
     }

@@ -18,25 +18,20 @@ impl Layer for Sequence {
         self.0.iter().try_fold(x, |x, layer| layer.forward(x, ctx))
     }
 
-    fn backward(
-        &self,
-        dy: Tensor,
-        ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
-        self.backward_parts(dy.into(), ctx, input_gradient)?.map(GradientParts::join).transpose()
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>> {
+        self.backward_parts(dy.into(), ctx, needs_dx)?.map(GradientParts::join).transpose()
     }
 
     fn backward_parts(
         &self,
         dy: GradientParts,
         ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
+        needs_dx: bool,
     ) -> Result<Option<GradientParts>> {
         let mut gradient = Some(dy);
         for (i, layer) in self.0.iter().enumerate().rev() {
             let dy = gradient.expect("only the first layer of a model has no input gradient");
-            gradient = layer.backward_parts(dy, ctx, i > 0 || input_gradient)?;
+            gradient = layer.backward_parts(dy, ctx, i > 0 || needs_dx)?;
         }
         Ok(gradient)
     }
@@ -74,17 +69,12 @@ impl Layer for Residual {
         sum(long, short)
     }
 
-    fn backward(
-        &self,
-        dy: Tensor,
-        ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
-        if self.shortcut.0.is_empty() && input_gradient {
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>> {
+        if self.shortcut.0.is_empty() && needs_dx {
             return self.branch.backward_plus(dy.clone(), dy, ctx).map(Some);
         }
-        let short = self.shortcut.backward(dy.clone(), ctx, input_gradient)?;
-        let long = self.branch.backward(dy, ctx, input_gradient)?;
+        let short = self.shortcut.backward(dy.clone(), ctx, needs_dx)?;
+        let long = self.branch.backward(dy, ctx, needs_dx)?;
         long.zip(short).map(|(long, short)| sum(long, short)).transpose()
     }
 }
@@ -106,25 +96,20 @@ impl Layer for ReluResidual {
         self.norm.forward_with(long, Some(short), ctx)
     }
 
-    fn backward(
-        &self,
-        dy: Tensor,
-        ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
-        self.backward_parts(dy.into(), ctx, input_gradient)?.map(GradientParts::join).transpose()
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>> {
+        self.backward_parts(dy.into(), ctx, needs_dx)?.map(GradientParts::join).transpose()
     }
 
     fn backward_parts(
         &self,
         dy: GradientParts,
         ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
+        needs_dx: bool,
     ) -> Result<Option<GradientParts>> {
         let (long, short) = self.norm.backward_with(dy, true, ctx)?;
         let short = short.expect("something was added");
-        let long = self.before.backward(long, ctx, input_gradient)?;
-        let short = self.shortcut.backward(short, ctx, input_gradient)?;
+        let long = self.before.backward(long, ctx, needs_dx)?;
+        let short = self.shortcut.backward(short, ctx, needs_dx)?;
         Ok(long.zip(short).map(|(dy, plus)| GradientParts { dy, plus: Some(plus) }))
     }
 }
@@ -211,12 +196,7 @@ impl Layer for Branches {
         }
     }
 
-    fn backward(
-        &self,
-        dy: Tensor,
-        ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>> {
         let mut outputs: Vec<Tensor> = match self.join {
             BranchJoin::Product => (0..self.all.len()).map(|_| ctx.stash.pop()).collect(),
             BranchJoin::Sum | BranchJoin::Concat => Vec::new(),
@@ -226,7 +206,7 @@ impl Layer for Branches {
         let mut dx: Option<Tensor> = None;
         for (i, branch) in self.all.iter().enumerate().rev() {
             let dy = self.gradient_of(i, &dy, &outputs, &factors)?;
-            let branch_dx = branch.backward(dy, ctx, input_gradient)?;
+            let branch_dx = branch.backward(dy, ctx, needs_dx)?;
             dx = match (dx, branch_dx) {
                 (Some(dx), Some(branch_dx)) => Some(sum(dx, branch_dx)?),
                 (dx, branch_dx) => dx.or(branch_dx),

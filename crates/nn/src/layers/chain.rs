@@ -237,25 +237,20 @@ impl Layer for Chain {
         }
     }
 
-    fn backward(
-        &self,
-        dy: Tensor,
-        ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>> {
         let dy = self.after_first(dy, ctx)?;
         match &self.before {
             ChainPrologue::Nothing => {
                 let x = ctx.stash.pop();
                 let width = x.width();
                 self.first.send_gradients(self.entered(x, &ctx.batch_slice)?, dy.clone(), ctx)?;
-                input_gradient.then(|| self.before_first(&dy, width, ctx)).transpose()
+                needs_dx.then(|| self.before_first(&dy, width, ctx)).transpose()
             }
             ChainPrologue::Norm(norm) => self.through_norm(norm, dy, None, ctx).map(Some),
             ChainPrologue::Activation(kind) => through_activation(*kind, &self.first, dy, ctx).map(Some),
             ChainPrologue::Again(layers) => {
                 let (dh, stash) = self.to_again(layers, dy, ctx)?;
-                layers.through(dh, stash, ctx, input_gradient)
+                layers.through(dh, stash, ctx, needs_dx)
             }
         }
     }

@@ -20,11 +20,11 @@ pub(crate) struct CollectiveLayer {
 }
 
 impl CollectiveLayer {
-    pub(crate) fn run_forward(&self, x: Tensor, batch_slice: &BatchSlice) -> Result<Tensor> {
+    pub fn run_forward(&self, x: Tensor, batch_slice: &BatchSlice) -> Result<Tensor> {
         self.carry(self.spec.forward, x, batch_slice.samples)
     }
 
-    pub(crate) fn run_backward(&self, dy: Tensor, batch_slice: &BatchSlice) -> Result<Tensor> {
+    pub fn run_backward(&self, dy: Tensor, batch_slice: &BatchSlice) -> Result<Tensor> {
         match (self.spec.forward, self.spec.backward) {
             (CollectiveOp::Identity | CollectiveOp::AllReduce, _) => {
                 self.carry(self.spec.backward, dy, batch_slice.samples)
@@ -233,12 +233,7 @@ impl Layer for CollectiveLayer {
         self.run_forward(x, &ctx.batch_slice)
     }
 
-    fn backward(
-        &self,
-        dy: Tensor,
-        ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
-        input_gradient.then(|| self.run_backward(dy, &ctx.batch_slice)).transpose()
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>> {
+        needs_dx.then(|| self.run_backward(dy, &ctx.batch_slice)).transpose()
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn leaves_bias_out(device: &Device) -> bool {
 
 impl ConvLayer {
     /// The output, ReLU's where there is one. Leaves nothing for the way back.
-    pub(crate) fn run(&self, x: &Tensor, ctx: &ForwardContext<'_>) -> Result<Tensor> {
+    pub fn run(&self, x: &Tensor, ctx: &ForwardContext<'_>) -> Result<Tensor> {
         let left_out = self.normed && ctx.mode == Mode::Train && leaves_bias_out(&x.device());
         let bias = self.bias.filter(|_| !left_out).map(|id| ctx.weights.get(id));
         let weight = ctx.weights.get(self.weight);
@@ -41,31 +41,26 @@ impl ConvLayer {
     }
 
     /// Leaves what ReLU made.
-    pub(crate) fn leave_output(&self, y: &Tensor, ctx: &mut ForwardContext<'_>) {
+    pub fn leave_output(&self, y: &Tensor, ctx: &mut ForwardContext<'_>) {
         if self.relu {
             ctx.stash.push(y.clone());
         }
     }
 
     /// The gradient of what ReLU reads, where there is one.
-    pub(crate) fn before_relu(&self, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
+    pub fn before_relu(&self, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {
         match self.relu {
             true => Ok(activation::backward(ActivationFn::Relu, &ctx.stash.pop(), dy)?),
             false => Ok(dy),
         }
     }
 
-    pub(crate) fn input_gradient(
-        &self,
-        dy: &Tensor,
-        shape: &[usize],
-        weights: &dyn WeightStore,
-    ) -> Result<Tensor> {
+    pub fn input_gradient(&self, dy: &Tensor, shape: &[usize], weights: &dyn WeightStore) -> Result<Tensor> {
         Ok(conv::backward_input(dy, weights.get(self.weight), self.conv, shape)?)
     }
 
     /// Hands over the gradients of weight and bias, made of what was read and the gradient of the output.
-    pub(crate) fn send_gradients(&self, x: Tensor, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
+    pub fn send_gradients(&self, x: Tensor, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
         let ids: Vec<ParameterId> = [self.weight].into_iter().chain(self.bias).collect();
         let (conv, bias) = (self.conv, self.bias);
         let left_out = self.normed && leaves_bias_out(&x.device());
@@ -91,16 +86,11 @@ impl Layer for ConvLayer {
         Ok(y)
     }
 
-    fn backward(
-        &self,
-        dy: Tensor,
-        ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>> {
         let dy = self.before_relu(dy, ctx)?;
         let x = ctx.stash.pop();
         let shape = x.shape().to_vec();
         self.send_gradients(x, dy.clone(), ctx)?;
-        input_gradient.then(|| self.input_gradient(&dy, &shape, ctx.weights)).transpose()
+        needs_dx.then(|| self.input_gradient(&dy, &shape, ctx.weights)).transpose()
     }
 }

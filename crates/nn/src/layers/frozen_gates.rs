@@ -106,12 +106,7 @@ impl Layer for FrozenMaxPool {
         Ok(y)
     }
 
-    fn backward(
-        &self,
-        dy: Tensor,
-        ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
-        self.pool.backward(dy, ctx, input_gradient)
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>> {
+        self.pool.backward(dy, ctx, needs_dx)
     }
 }

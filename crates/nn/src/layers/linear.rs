@@ -47,7 +47,7 @@ impl Linear {
     /// `f(x W + b) + plus` of one row, at the speed of memory: for a pass that writes text. x goes through a
     /// norm first where there is one. Its sums run in another order than those of [`Linear::product`], whose
     /// bits do not depend on the number of rows.
-    pub(crate) fn row_product(
+    pub fn row_product(
         &self,
         x: &Tensor,
         norm: Option<&NormLayer>,
@@ -81,12 +81,7 @@ impl Linear {
     }
 
     /// `x W + b + plus`, which has the output's shape.
-    pub(crate) fn product_plus(
-        &self,
-        x: &Tensor,
-        plus: &Tensor,
-        weights: &dyn WeightStore,
-    ) -> Result<Tensor> {
+    pub fn product_plus(&self, x: &Tensor, plus: &Tensor, weights: &dyn WeightStore) -> Result<Tensor> {
         if weights.sparse(self.weight).is_some() {
             let mut y = self.product(x, weights, Category::Transient)?;
             add_into(&mut y, plus)?;
@@ -99,7 +94,7 @@ impl Linear {
     }
 
     /// The values before and after an activation, which runs in the epilogue of the product.
-    pub(crate) fn product_activated(
+    pub fn product_activated(
         &self,
         x: &Tensor,
         kind: ActivationFn,
@@ -125,13 +120,13 @@ impl Linear {
     }
 
     /// Hands the gradients of weight and bias to the sink.
-    pub(crate) fn send_gradients(&self, x: Tensor, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
+    pub fn send_gradients(&self, x: Tensor, dy: Tensor, ctx: &mut BackwardContext<'_>) -> Result<()> {
         let all = 0..dy.width();
         self.send_gradients_of(x, dy, all, ctx)
     }
 
     /// The same where the gradient of what the layer gave is some columns of a tensor.
-    pub(crate) fn send_gradients_of(
+    pub fn send_gradients_of(
         &self,
         x: Tensor,
         dy: Tensor,

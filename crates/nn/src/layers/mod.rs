@@ -88,14 +88,9 @@ pub trait Layer: Send + Sync + Debug {
     /// The output for `x`, leaving on the stash what [`Layer::backward`] needs.
     fn forward(&self, x: Tensor, ctx: &mut ForwardContext<'_>) -> Result<Tensor>;
 
-    /// From the gradient of the output to that of the input, which is left out where `input_gradient` is false
+    /// From the gradient of the output to that of the input, which is left out where `needs_dx` is false
     /// (the first layer of a model) or the input has none (token ids).
-    fn backward(
-        &self,
-        dy: Tensor,
-        ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>>;
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>>;
 
     /// The same for a gradient that may come in two parts, and may go so: a residual block leaves its sum to the
     /// block before it, whose norm reads both parts in one pass.
@@ -103,9 +98,9 @@ pub trait Layer: Send + Sync + Debug {
         &self,
         dy: GradientParts,
         ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
+        needs_dx: bool,
     ) -> Result<Option<GradientParts>> {
-        Ok(self.backward(dy.join()?, ctx, input_gradient)?.map(GradientParts::from))
+        Ok(self.backward(dy.join()?, ctx, needs_dx)?.map(GradientParts::from))
     }
 
     /// The output plus a tensor of its shape. A layer that ends in a product can add on its way out.
@@ -193,7 +188,7 @@ impl<'a> ForwardContext<'a> {
         batch_slice: BatchSlice,
     ) -> ForwardContext<'a> {
         let stash = match mode {
-            Mode::Train => Stash::new(),
+            Mode::Train => Stash::default(),
             Mode::Evaluate => Stash::forgetful(),
         };
         ForwardContext {
@@ -347,26 +342,21 @@ pub struct BatchStatistics {
 }
 
 /// Tensors that wait for the backward pass, last in, first out.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Stash {
     saved: Vec<StashedTensor>,
-    keep: bool,
+    forgets: bool,
 }
 
 impl Stash {
-    /// A stash that keeps what is pushed.
-    pub fn new() -> Stash {
-        Stash { saved: Vec::new(), keep: true }
-    }
-
     /// A stash that forgets at once: for evaluation, and for a block that will be recomputed.
     pub(crate) fn forgetful() -> Stash {
-        Stash { saved: Vec::new(), keep: false }
+        Stash { saved: Vec::new(), forgets: true }
     }
 
     /// Saves a tensor, or forgets it where nothing is kept.
     pub fn push(&mut self, tensor: Tensor) {
-        if self.keep {
+        if !self.forgets {
             self.saved.push(StashedTensor::new(tensor));
         }
     }
@@ -379,12 +369,6 @@ impl Stash {
     /// Whether all that was saved has been taken: so it is behind a backward pass.
     pub fn is_empty(&self) -> bool {
         self.saved.is_empty()
-    }
-}
-
-impl Default for Stash {
-    fn default() -> Self {
-        Stash::new()
     }
 }
 

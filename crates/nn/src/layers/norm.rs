@@ -46,7 +46,7 @@ impl NormLayer {
     }
 
     /// The gradient of the input, plus another one where it is given, and the output made again.
-    pub(crate) fn input_gradient_remaking(
+    pub fn input_gradient_remaking(
         &self,
         dy: &Tensor,
         x: &Tensor,
@@ -66,7 +66,7 @@ impl NormLayer {
     }
 
     /// Hands the gradients of scale and shift to the sink.
-    pub(crate) fn send_gradients(
+    pub fn send_gradients(
         &self,
         dy: Tensor,
         x: Tensor,

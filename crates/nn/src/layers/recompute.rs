@@ -26,13 +26,13 @@ impl RecomputeLayer {
         dy: Tensor,
         mut stash: Stash,
         ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
+        needs_dx: bool,
     ) -> Result<Option<Tensor>> {
-        self.0.backward(dy, &mut inner(&mut stash, ctx), input_gradient)
+        self.0.backward(dy, &mut inner(&mut stash, ctx), needs_dx)
     }
 
     /// The same, and something is added to the gradient of what they read.
-    pub(crate) fn through_plus(
+    pub fn through_plus(
         &self,
         dy: Tensor,
         plus: Tensor,
@@ -45,14 +45,7 @@ impl RecomputeLayer {
 
 /// A pass with a stash of its own.
 fn inner<'a>(stash: &'a mut Stash, ctx: &'a mut BackwardContext<'_>) -> BackwardContext<'a> {
-    BackwardContext {
-        weights: ctx.weights,
-        random: ctx.random,
-        batch_slice: ctx.batch_slice,
-        positions: ctx.positions,
-        stash,
-        sink: &mut *ctx.sink,
-    }
+    BackwardContext { stash, sink: &mut *ctx.sink, ..*ctx }
 }
 
 impl Layer for RecomputeLayer {
@@ -64,14 +57,9 @@ impl Layer for RecomputeLayer {
         y
     }
 
-    fn backward(
-        &self,
-        dy: Tensor,
-        ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>> {
         let (_, stash) = self.again(ctx)?;
-        self.through(dy, stash, ctx, input_gradient)
+        self.through(dy, stash, ctx, needs_dx)
     }
 
     fn backward_plus(&self, dy: Tensor, plus: Tensor, ctx: &mut BackwardContext<'_>) -> Result<Tensor> {

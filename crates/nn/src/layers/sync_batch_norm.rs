@@ -49,21 +49,14 @@ impl SyncBatchNorm {
         }
         local
     }
-}
 
-impl SyncBatchNorm {
     /// A norm by itself.
-    pub(crate) fn local(norm: BatchNorm) -> SyncBatchNorm {
+    pub fn local(norm: BatchNorm) -> SyncBatchNorm {
         SyncBatchNorm { norm, in_step: None, in_sweep: None, over_replicas: None, shared: None }
     }
 
     /// The output, and `plus` added to it before the norm's ReLU. Leaves what the norm reads and no more.
-    pub(crate) fn run(
-        &self,
-        x: Tensor,
-        plus: Option<Tensor>,
-        ctx: &mut ForwardContext<'_>,
-    ) -> Result<Tensor> {
+    pub fn run(&self, x: Tensor, plus: Option<Tensor>, ctx: &mut ForwardContext<'_>) -> Result<Tensor> {
         match self.group(&ctx.batch_slice) {
             Some(group) if ctx.mode == Mode::Train => {
                 let local = self.counted(measure(&x)?, &ctx.batch_slice);
@@ -75,12 +68,12 @@ impl SyncBatchNorm {
     }
 
     /// Whether it measures all of x at once and nothing else.
-    pub(crate) fn measures_alone(&self, x: &Tensor, ctx: &ForwardContext<'_>) -> bool {
+    pub fn measures_alone(&self, x: &Tensor, ctx: &ForwardContext<'_>) -> bool {
         ctx.mode == Mode::Train && self.group(&ctx.batch_slice).is_none() && self.norm.groups(x) == 1
     }
 
     /// The same; leaves the output too where ReLU made it, as ReLU by itself does: what reads it keeps it anyway.
-    pub(crate) fn forward_with(
+    pub fn forward_with(
         &self,
         x: Tensor,
         plus: Option<Tensor>,
@@ -95,7 +88,7 @@ impl SyncBatchNorm {
 
     /// Takes what the forward pass has left; `dy` has as many samples as that had. What is measured with others is
     /// one group.
-    pub(crate) fn pop(&self, dy: &Tensor, ctx: &mut BackwardContext<'_>) -> NormInput {
+    pub fn pop(&self, dy: &Tensor, ctx: &mut BackwardContext<'_>) -> NormInput {
         let groups = self.group(&ctx.batch_slice).map_or_else(|| self.norm.groups(dy), |_| 1);
         self.norm.pop(groups, ctx)
     }
@@ -116,7 +109,7 @@ impl SyncBatchNorm {
 
     /// From the gradient of the output to that of the input and, where something was `added` before ReLU, to
     /// that of it.
-    pub(crate) fn backward_with(
+    pub fn backward_with(
         &self,
         dy: GradientParts,
         added: bool,
@@ -152,7 +145,7 @@ impl SyncBatchNorm {
     }
 
     /// The gradients for that of what a pool makes of the output.
-    pub(crate) fn gradients_pooled(
+    pub fn gradients_pooled(
         &self,
         dy: Tensor,
         places: &Tensor,
@@ -171,7 +164,7 @@ impl SyncBatchNorm {
     }
 
     /// The gradients for that of what ReLU gives, and that once more.
-    pub(crate) fn gradients_remaking(
+    pub fn gradients_remaking(
         &self,
         dy: Tensor,
         input: &NormInput,

@@ -2,6 +2,8 @@
 //! them into a chain; what convolutions and batch norms take is decided in `cnn`.
 
 mod cnn;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -291,10 +293,7 @@ impl<'a> Builder<'a> {
             spec::LayerSpec::Halo(halo) => Box::new(HaloExchange(self.halo(halo))),
             spec::LayerSpec::TiledMean(spec::TiledMean { tiles, size, .. }) => {
                 let (channels, group) = (self.image()[2], self.groups.along(Axis::Spatial));
-                match size {
-                    None => Box::new(TiledMean::global(tiles, channels, group)),
-                    Some(size) => Box::new(TiledMean::adaptive(tiles, channels, *size, group)),
-                }
+                Box::new(TiledMean::new(tiles, channels, *size, group))
             }
             spec::LayerSpec::FeatureSlice(spec::FeatureSlice { at, of }) => {
                 Box::new(Columns { at: at.clone(), of: *of })

@@ -53,15 +53,8 @@ fn model(input: Input, layers: Vec<LayerSpec>, classes: usize, block_a_layer: bo
 
 /// A linear layer in PyTorch's order.
 pub fn linear(name: &str, input: usize, output: usize) -> LayerSpec {
-    let init = Init::Normal(0.5);
-    LayerSpec::Linear(Linear {
-        name: name.into(),
-        input,
-        output,
-        bias: true,
-        order: WeightOrder::OutIn,
-        init,
-    })
+    let (name, order, init) = (name.to_owned(), WeightOrder::OutIn, Init::Normal(0.5));
+    LayerSpec::Linear(Linear { name, input, output, bias: true, order, init })
 }
 
 /// A convolution with bias.
@@ -73,17 +66,8 @@ pub fn conv(
     stride: usize,
     padding: usize,
 ) -> LayerSpec {
-    let init = Init::Normal(0.4);
-    LayerSpec::Conv(Conv {
-        name: name.into(),
-        input,
-        output,
-        kernel,
-        stride,
-        padding: padding.into(),
-        bias: true,
-        init,
-    })
+    let (name, padding, init) = (name.to_owned(), padding.into(), Init::Normal(0.4));
+    LayerSpec::Conv(Conv { name, input, output, kernel, stride, padding, bias: true, init })
 }
 
 fn input(spec: &Spec, device: &Device) -> Tensor {

@@ -7,10 +7,10 @@ use espalier_plan::spec::{
 
 use crate::differences::*;
 
-pub const IMAGE: Input = Input::Image { height: 7, width: 6, channels: 2 };
+const IMAGE: Input = Input::Image { height: 7, width: 6, channels: 2 };
 
 /// A first convolution to 4 channels, the layers, and a head of 3 classes behind a global mean.
-pub fn image(layers: Vec<LayerSpec>, channels: usize) -> Vec<LayerSpec> {
+fn image(layers: Vec<LayerSpec>, channels: usize) -> Vec<LayerSpec> {
     [conv("stem", 2, 4, 3, 1, 1)]
         .into_iter()
         .chain(layers)
@@ -18,12 +18,20 @@ pub fn image(layers: Vec<LayerSpec>, channels: usize) -> Vec<LayerSpec> {
         .collect()
 }
 
+pub fn check_image(layers: Vec<LayerSpec>, channels: usize) {
+    check(IMAGE, image(layers, channels), 3);
+}
+
+pub fn batch_norm(name: &str, group: usize, eps: f32) -> LayerSpec {
+    LayerSpec::BatchNorm(BatchNorm { name: name.into(), channels: 4, scale: 1.0, group, eps })
+}
+
 #[test]
 fn convolutions_of_all_kinds() {
     for (kernel, stride, padding) in
         [(3, 1, 1), (3, 2, 1), (1, 1, 0), (1, 2, 0), (5, 1, 0), (3, 2, 0), (2, 1, 1)]
     {
-        check(IMAGE, image(vec![conv("conv", 4, 5, kernel, stride, padding)], 5), 3);
+        check_image(vec![conv("conv", 4, 5, kernel, stride, padding)], 5);
     }
 }
 
@@ -36,18 +44,16 @@ fn pools() {
         LayerSpec::AvgPool(AvgPool { kernel: 3, stride: 1 }),
         LayerSpec::AdaptiveAvgPool(AdaptiveAvgPool { size: 3 }),
     ] {
-        check(IMAGE, image(vec![pool], 4), 3);
+        check_image(vec![pool], 4);
     }
 }
 
 /// Over the batch, and over groups of one sample each; behind it a bend, or a sample's mean would not depend
 /// on it.
 #[test]
-fn batch_norm() {
+fn batch_norms() {
     for group in [0, 1] {
-        let norm =
-            LayerSpec::BatchNorm(BatchNorm { name: "bn".into(), channels: 4, scale: 1.0, group, eps: 1e-5 });
-        check(IMAGE, image(vec![norm, LayerSpec::Activation(Activation::Gelu)], 4), 3);
+        check_image(vec![batch_norm("bn", group, 1e-5), LayerSpec::Activation(Activation::Gelu)], 4);
     }
 }
 
@@ -55,9 +61,7 @@ fn batch_norm() {
 /// give what they give one by one. Norms put so much near the kink of ReLU that differences say little.
 #[test]
 fn batch_norm_with_sum_and_relu() {
-    let norm = |name: &str, group| {
-        LayerSpec::BatchNorm(BatchNorm { name: name.into(), channels: 4, scale: 1.0, group, eps: 1e-5 })
-    };
+    let norm = |name: &str, group| batch_norm(name, group, 1e-5);
     let relu = LayerSpec::Activation(Activation::Relu);
     for group in [0, 1] {
         check_bits(IMAGE, image(vec![norm("bn", group), relu.clone()], 4), 3, None);
@@ -87,8 +91,8 @@ fn convolution_and_pool_with_relu() {
         LayerSpec::MaxPool(MaxPool { kernel: 3, stride: 2, padding: 1.into() }),
     );
     let conv = || conv("a", 4, 4, 3, 1, 1);
-    check(IMAGE, image(vec![conv(), relu.clone()], 4), 3);
-    check(IMAGE, image(vec![pool, relu, conv()], 4), 3);
+    check_image(vec![conv(), relu.clone()], 4);
+    check_image(vec![pool, relu, conv()], 4);
 }
 
 #[test]

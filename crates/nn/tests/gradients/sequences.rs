@@ -1,56 +1,57 @@
 //! Layers of sequences, and branches of both kinds.
 
 use espalier_plan::spec::{
-    Activation, Attention, BatchNorm, BranchJoin, Branches, Dropout, Embedding, Init, Input, LayerNorm,
-    LayerSpec, Linear, Llama3Scaling, PositionEmbedding, QkNorm, Residual, RmsNorm, Rotary, TiedLinear,
-    WeightOrder,
+    Activation, Attention, BranchJoin, Branches, Dropout, Embedding, Init, Input, LayerNorm, LayerSpec,
+    Linear, Llama3Scaling, PositionEmbedding, QkNorm, Residual, RmsNorm, Rotary, TiedLinear, WeightOrder,
 };
 
 use crate::differences::*;
-use crate::images::{IMAGE, image};
+use crate::images::{batch_norm, check_image};
 
 const TEXT: Input = Input::Tokens { seq: 6, vocab: 11 };
 
 /// An embedding of width 8, the layers, and a head of 11 logits.
 fn text(layers: Vec<LayerSpec>, width: usize) -> Vec<LayerSpec> {
-    let embedding = LayerSpec::Embedding(Embedding {
-        name: "embedding".into(),
-        vocab: 11,
-        first: 0,
-        width: 8,
-        init: Init::Normal(1.0),
-    });
+    let embedding = embedding("embedding", 1.0);
     [embedding].into_iter().chain(layers).chain([linear("head", width, 11)]).collect()
+}
+
+fn check_text(layers: Vec<LayerSpec>, width: usize) {
+    check(TEXT, text(layers, width), 11);
+}
+
+fn embedding(name: &str, deviation: f32) -> LayerSpec {
+    let (name, init) = (name.to_owned(), Init::Normal(deviation));
+    LayerSpec::Embedding(Embedding { name, vocab: 11, first: 0, width: 8, init })
+}
+
+fn positions(context: usize) -> LayerSpec {
+    let (name, init) = ("position".to_owned(), Init::Normal(1.0));
+    LayerSpec::PositionEmbedding(PositionEmbedding { name, context, first: 0, width: 8, init })
+}
+
+fn layer_norm(width: usize) -> LayerSpec {
+    LayerSpec::LayerNorm(LayerNorm { name: "norm".into(), width, eps: 1e-5, bias: true })
+}
+
+fn rms_norm() -> LayerSpec {
+    LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 })
 }
 
 #[test]
 fn embedding_and_positions() {
-    let position = LayerSpec::PositionEmbedding(PositionEmbedding {
-        name: "position".into(),
-        context: 9,
-        first: 0,
-        width: 8,
-        init: Init::Normal(1.0),
-    });
-    check(TEXT, text(vec![position], 8), 11);
+    check_text(vec![positions(9)], 8);
 }
 
 #[test]
 fn linear_in_both_orders_and_every_activation() {
     for kind in [Activation::Relu, Activation::Gelu, Activation::Silu, Activation::GeluErf, Activation::Tanh]
     {
-        let other = LayerSpec::Linear(Linear {
-            name: "conv1d".into(),
-            input: 8,
-            output: 10,
-            bias: true,
-            order: WeightOrder::InOut,
-            init: Init::Normal(0.4),
-        });
+        let (name, order, init) = ("conv1d".to_owned(), WeightOrder::InOut, Init::Normal(0.4));
+        let other = LayerSpec::Linear(Linear { name, input: 8, output: 10, bias: true, order, init });
         // The first activation is fused into its linear layer, the second stands alone behind a norm.
-        let norm = LayerSpec::LayerNorm(LayerNorm { name: "norm".into(), width: 10, eps: 1e-5, bias: true });
-        let layers = vec![other, LayerSpec::Activation(kind), norm, LayerSpec::Activation(kind)];
-        check(TEXT, text(layers, 10), 11);
+        let layers = vec![other, LayerSpec::Activation(kind), layer_norm(10), LayerSpec::Activation(kind)];
+        check_text(layers, 10);
     }
 }
 
@@ -58,11 +59,7 @@ fn linear_in_both_orders_and_every_activation() {
 /// linear layers, behind an activation that stands alone, and several in a row.
 #[test]
 fn chains_of_linear_layers() {
-    let norms = [
-        LayerSpec::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 1e-5, bias: true }),
-        LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 }),
-    ];
-    for norm in norms {
+    for norm in [layer_norm(8), rms_norm()] {
         for kind in [Activation::Relu, Activation::Gelu, Activation::Silu] {
             let middle = |i: usize| [LayerSpec::Activation(kind), linear(&format!("middle{i}"), 8, 8)];
             let branch = [norm.clone(), linear("first", 8, 8)].into_iter().chain(middle(0)).chain(middle(1));
@@ -70,8 +67,8 @@ fn chains_of_linear_layers() {
                 .chain([LayerSpec::Dropout(Dropout { rate: 0.2, counted: None })])
                 .chain(middle(2))
                 .collect();
-            check(TEXT, text(branch.clone(), 8), 11);
-            check(TEXT, text(vec![LayerSpec::Residual(Residual { branch, shortcut: vec![] })], 8), 11);
+            check_text(branch.clone(), 8);
+            check_text(vec![LayerSpec::Residual(Residual { branch, shortcut: vec![] })], 8);
         }
     }
 }
@@ -83,27 +80,14 @@ fn no_head() {
         LayerSpec::Activation(Activation::Relu),
         LayerSpec::RmsNorm(RmsNorm { name: "last".into(), width: 11, eps: 1e-5 }),
     ] {
-        let embedding = LayerSpec::Embedding(Embedding {
-            name: "embedding".into(),
-            vocab: 11,
-            first: 0,
-            width: 8,
-            init: Init::Normal(1.0),
-        });
-        check(TEXT, vec![embedding, linear("middle", 8, 11), last], 11);
+        check(TEXT, vec![embedding("embedding", 1.0), linear("middle", 8, 11), last], 11);
     }
 }
 
 #[test]
 fn a_tied_head() {
     let layers = vec![
-        LayerSpec::Embedding(Embedding {
-            name: "wte".into(),
-            vocab: 11,
-            first: 0,
-            width: 8,
-            init: Init::Normal(0.5),
-        }),
+        embedding("wte", 0.5),
         linear("middle", 8, 8),
         LayerSpec::TiedLinear(TiedLinear { weight: "wte.weight".into(), input: 8, output: 11 }),
     ];
@@ -117,31 +101,22 @@ fn norms_with_an_epsilon_and_without_a_shift() {
     let layer = |bias| LayerSpec::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 0.5, bias });
     let rms = LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 0.5 });
     for norm in [layer(true), layer(false), rms] {
-        check(TEXT, text(vec![norm.clone(), LayerSpec::Activation(Activation::Gelu)], 8), 11);
-        check(TEXT, text(vec![norm, linear("behind", 8, 8)], 8), 11);
+        check_text(vec![norm.clone(), LayerSpec::Activation(Activation::Gelu)], 8);
+        check_text(vec![norm, linear("behind", 8, 8)], 8);
     }
-    let norm =
-        LayerSpec::BatchNorm(BatchNorm { name: "bn".into(), channels: 4, scale: 1.0, group: 0, eps: 0.5 });
-    check(IMAGE, image(vec![norm, LayerSpec::Activation(Activation::Gelu)], 4), 3);
+    check_image(vec![batch_norm("bn", 0, 0.5), LayerSpec::Activation(Activation::Gelu)], 4);
 }
 
 #[test]
 fn norms_of_rows() {
-    check(
-        TEXT,
-        text(
-            vec![LayerSpec::LayerNorm(LayerNorm { name: "norm".into(), width: 8, eps: 1e-5, bias: true })],
-            8,
-        ),
-        11,
-    );
-    check(TEXT, text(vec![LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 })], 8), 11);
+    check_text(vec![layer_norm(8)], 8);
+    check_text(vec![rms_norm()], 8);
 }
 
 #[test]
 fn attention() {
     let layers = vec![linear("qkv", 8, 24), LayerSpec::Attention(Attention::new(2, 2, 8))];
-    check(TEXT, text(layers, 8), 11);
+    check_text(layers, 8);
 }
 
 /// Heads of keys and values that two heads of queries share, and one that all share.
@@ -149,7 +124,7 @@ fn attention() {
 fn attention_with_grouped_queries() {
     for (kv_heads, columns) in [(2, 8 + 2 * 4), (1, 8 + 2 * 2)] {
         let attention = LayerSpec::Attention(Attention::new(4, kv_heads, 8));
-        check(TEXT, text(vec![linear("qkv", 8, columns), attention], 8), 11);
+        check_text(vec![linear("qkv", 8, columns), attention], 8);
     }
 }
 
@@ -164,34 +139,27 @@ fn attention_with_rotary_positions() {
                 qk_norm: normed.then(|| QkNorm { name: "heads".into(), eps: 1e-2 }),
                 ..Attention::new(2, kv_heads, 8)
             };
-            check(TEXT, text(vec![linear("qkv", 8, columns), LayerSpec::Attention(attention)], 8), 11);
+            check_text(vec![linear("qkv", 8, columns), LayerSpec::Attention(attention)], 8);
         }
     }
     let attention =
         Attention { qk_norm: Some(QkNorm { name: "heads".into(), eps: 1e-2 }), ..Attention::new(4, 2, 8) };
-    check(TEXT, text(vec![linear("qkv", 8, 16), LayerSpec::Attention(attention)], 8), 11);
+    check_text(vec![linear("qkv", 8, 16), LayerSpec::Attention(attention)], 8);
 }
 
 /// Positions that begin anew, as learnt vectors and as what attention sees; rotated, and behind norms.
 #[test]
 fn documents_in_a_sequence() {
-    let positions = Some(&[0, 1, 0, 0, 1, 2][..]);
-    let table = LayerSpec::PositionEmbedding(PositionEmbedding {
-        name: "position".into(),
-        context: 6,
-        first: 0,
-        width: 8,
-        init: Init::Normal(1.0),
-    });
+    let within = Some(&[0, 1, 0, 0, 1, 2][..]);
     let plain = LayerSpec::Attention(Attention::new(4, 2, 8));
-    let layers = vec![table, linear("qkv", 8, 16), plain];
-    check_within(TEXT, text(layers, 8), 11, positions);
+    let layers = vec![positions(6), linear("qkv", 8, 16), plain];
+    check_within(TEXT, text(layers, 8), 11, within);
     let turned = Attention {
         rotary: Some(Rotary { base: 10.0, scaling: None }),
         qk_norm: Some(QkNorm { name: "heads".into(), eps: 1e-2 }),
         ..Attention::new(4, 2, 8)
     };
-    check_within(TEXT, text(vec![linear("qkv", 8, 16), LayerSpec::Attention(turned)], 8), 11, positions);
+    check_within(TEXT, text(vec![linear("qkv", 8, 16), LayerSpec::Attention(turned)], 8), 11, within);
 }
 
 /// Linear layers that run as one, side by side and as gated units: behind a norm, which makes their input again,
@@ -203,7 +171,6 @@ fn joint_projections() {
         let (name, order, init) = (name.to_owned(), WeightOrder::InOut, Init::Normal(0.5));
         LayerSpec::Linear(Linear { name, input, output, bias: false, order, init })
     };
-    let norm = || LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 });
     let concat = |widths: [usize; 3]| {
         let [q, k, v] = widths;
         let branches = vec![vec![linear("q", 8, q)], vec![plain("k", 8, k)], vec![linear("v", 8, v)]];
@@ -217,16 +184,16 @@ fn joint_projections() {
     let (gelu, silu) = (LayerSpec::Activation(Activation::Gelu), Activation::Silu);
     let attention =
         LayerSpec::Attention(Attention { rotary: Some(Rotary::new(10.0)), ..Attention::new(2, 1, 8) });
-    for before in [norm(), linear("before", 8, 8), gelu.clone()] {
+    for before in [rms_norm(), linear("before", 8, 8), gelu.clone()] {
         let behind = |layers: Vec<LayerSpec>| [before.clone()].into_iter().chain(layers).collect::<Vec<_>>();
-        check(TEXT, text(behind(vec![concat([8, 4, 4]), attention.clone(), plain("o", 8, 8)]), 8), 11);
-        check(TEXT, text(behind(vec![concat([3, 5, 2]), gelu.clone(), linear("down", 10, 8)]), 8), 11);
-        check(TEXT, text(behind(vec![gated(8, silu), linear("down", 6, 8)]), 8), 11);
-        check(TEXT, text(behind(vec![gated(8, Activation::Gelu)]), 6), 11);
+        check_text(behind(vec![concat([8, 4, 4]), attention.clone(), plain("o", 8, 8)]), 8);
+        check_text(behind(vec![concat([3, 5, 2]), gelu.clone(), linear("down", 10, 8)]), 8);
+        check_text(behind(vec![gated(8, silu), linear("down", 6, 8)]), 8);
+        check_text(behind(vec![gated(8, Activation::Gelu)]), 6);
     }
-    let branch = vec![norm(), gated(8, silu), linear("down", 6, 8)];
-    check(TEXT, text(vec![LayerSpec::Residual(Residual { branch, shortcut: vec![] })], 8), 11);
-    check(TEXT, text(vec![norm(), concat([2, 3, 4]), gated(9, silu), plain("down", 6, 8)], 8), 11);
+    let branch = vec![rms_norm(), gated(8, silu), linear("down", 6, 8)];
+    check_text(vec![LayerSpec::Residual(Residual { branch, shortcut: vec![] })], 8);
+    check_text(vec![rms_norm(), concat([2, 3, 4]), gated(9, silu), plain("down", 6, 8)], 8);
 }
 
 /// Two and three ways, empty ones among them, that are added, multiplied and put side by side; of sequences
@@ -248,31 +215,26 @@ fn branches_of_every_join() {
         for count in [2, 3] {
             let width = if join == BranchJoin::Concat { 8 * count } else { 8 };
             let branches = LayerSpec::Branches(Branches { join, branches: ways(count) });
-            let norm = LayerSpec::RmsNorm(RmsNorm { name: "norm".into(), width: 8, eps: 1e-5 });
-            check(TEXT, text(vec![norm, branches], width), 11);
+            check_text(vec![rms_norm(), branches], width);
         }
         let ways = vec![
             vec![conv("a", 4, 4, 3, 1, 1), LayerSpec::Activation(Activation::Relu)],
             vec![conv("b", 4, 4, 1, 1, 0)],
         ];
         let width = if join == BranchJoin::Concat { 8 } else { 4 };
-        check(IMAGE, image(vec![LayerSpec::Branches(Branches { join, branches: ways })], width), 3);
+        check_image(vec![LayerSpec::Branches(Branches { join, branches: ways })], width);
     }
 }
 
 #[test]
 fn dropout() {
-    check(
-        TEXT,
-        text(vec![LayerSpec::Dropout(Dropout { rate: 0.4, counted: None }), linear("middle", 8, 8)], 8),
-        11,
-    );
+    check_text(vec![LayerSpec::Dropout(Dropout { rate: 0.4, counted: None }), linear("middle", 8, 8)], 8);
 }
 
 #[test]
 fn residual_with_and_without_a_shortcut() {
     let branch = || vec![LayerSpec::Activation(Activation::Silu), linear("branch", 8, 8)];
-    check(TEXT, text(vec![LayerSpec::Residual(Residual { branch: branch(), shortcut: vec![] })], 8), 11);
+    check_text(vec![LayerSpec::Residual(Residual { branch: branch(), shortcut: vec![] })], 8);
     let shortcut = vec![linear("shortcut", 8, 8)];
-    check(TEXT, text(vec![LayerSpec::Residual(Residual { branch: branch(), shortcut })], 8), 11);
+    check_text(vec![LayerSpec::Residual(Residual { branch: branch(), shortcut })], 8);
 }

@@ -151,31 +151,30 @@ impl Checkpoints {
     ///
     /// A checkpoint of another model or precision is an error, not a broken checkpoint.
     pub fn latest(&self, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Option<Checkpoint>> {
-        for path in self.list_from_rank0(ranks)?.into_iter().rev() {
+        let Some(checkpoint) = self.newest(ranks, |broken| report(&broken))? else { return Ok(None) };
+        for (what, theirs, ours) in [
+            ("model", &checkpoint.manifest().model, &self.model),
+            ("precision", &checkpoint.manifest().precision, &self.precision),
+        ] {
+            if theirs != ours {
+                return Err(
+                    checkpoint.refuse(format!("it holds {what} {theirs}, and this run trains {what} {ours}"))
+                );
+            }
+        }
+        Ok(Some(checkpoint))
+    }
+
+    /// The newest intact one of what rank 0 sees in the folder: all must check the same checkpoints in the same order.
+    fn newest(&self, ranks: &Ranks, mut damaged: impl FnMut(Error)) -> Result<Option<Checkpoint>> {
+        for path in from_rank0(ranks, || self.list())?.into_iter().rev() {
             match Checkpoint::read(&path, ranks) {
-                Ok(checkpoint) => {
-                    for (what, theirs, ours) in [
-                        ("model", &checkpoint.manifest().model, &self.model),
-                        ("precision", &checkpoint.manifest().precision, &self.precision),
-                    ] {
-                        if theirs != ours {
-                            return Err(checkpoint.refuse(format!(
-                                "it holds {what} {theirs}, and this run trains {what} {ours}"
-                            )));
-                        }
-                    }
-                    return Ok(Some(checkpoint));
-                }
-                Err(broken @ Error::Checkpoint { .. }) => report(&broken),
+                Ok(checkpoint) => return Ok(Some(checkpoint)),
+                Err(broken @ Error::Checkpoint { .. }) => damaged(broken),
                 Err(other) => return Err(other),
             }
         }
         Ok(None)
-    }
-
-    /// What rank 0 sees in the folder: all must check the same checkpoints in the same order.
-    fn list_from_rank0(&self, ranks: &Ranks) -> Result<Vec<PathBuf>> {
-        from_rank0(ranks, || self.list())
     }
 }
 

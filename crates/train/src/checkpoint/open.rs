@@ -40,7 +40,7 @@ pub(super) struct ShardFile {
 impl Checkpoint {
     /// Opens the checkpoint at `path`, or the newest intact one of the run folder there; `report` hears of
     /// newer ones that are damaged.
-    pub fn find(path: &Path, ranks: &Ranks, mut report: impl FnMut(&Error)) -> Result<Checkpoint> {
+    pub fn find(path: &Path, ranks: &Ranks, report: impl FnMut(&Error)) -> Result<Checkpoint> {
         let manifest = path.join(MANIFEST);
         let is_one = retry(|| manifest.try_exists());
         if is_one.or_else(not_below_a_file).map_err(|why| ReadFault::of(MANIFEST, &why).at(path))? {
@@ -56,17 +56,11 @@ impl Checkpoint {
             return Err(Error::file(path, why));
         }
         let mut damaged = Vec::new();
-        for path in Checkpoints::of_run(path).list_from_rank0(ranks)?.into_iter().rev() {
-            match Checkpoint::read(&path, ranks) {
-                Ok(checkpoint) => {
-                    damaged.iter().for_each(&mut report);
-                    return Ok(checkpoint);
-                }
-                Err(error @ Error::Checkpoint { .. }) => damaged.push(error),
-                Err(other) => return Err(other),
-            }
-        }
-        Err(damaged.into_iter().next().unwrap_or_else(none))
+        let Some(newest) = Checkpoints::of_run(path).newest(ranks, |broken| damaged.push(broken))? else {
+            return Err(damaged.into_iter().next().unwrap_or_else(none));
+        };
+        damaged.iter().for_each(report);
+        Ok(newest)
     }
 
     /// The run file of its run, where it stands in a run folder.

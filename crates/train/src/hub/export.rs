@@ -99,8 +99,11 @@ pub(crate) fn export(source: &ExportedModel<'_>, folder: &Path, how: &ExportOpti
         let mut index = BTreeMap::new();
         for (i, shard) in shards.iter().enumerate() {
             let name = file_name(MODEL, i, shards.len());
-            let saved: NamedTensors<'_> =
-                shard.iter().map(|one| read(source.checkpoint, one)).collect::<Result<_>>()?;
+            let named = |one: &ExportTensor| {
+                let bytes = numbers(source.checkpoint, one)?;
+                Ok((one.theirs.clone(), CheckpointTensor::Bytes(one.dtype, one.shape.clone(), bytes)))
+            };
+            let saved: NamedTensors<'_> = shard.iter().map(named).collect::<Result<_>>()?;
             let step = source.checkpoint.progress().step;
             write_tensors(&temporary.join(&name), &saved).map_err(|fault| fault.of(None, folder, step))?;
             index.extend(shard.iter().map(|one| (one.theirs.clone(), name.clone())));
@@ -145,12 +148,6 @@ pub(super) fn tensors_to_export(
         Ok(ExportTensor { ours, theirs, shape, dtype: dtype.map_or(there, ExportPrecision::dtype) })
     };
     parameters.chain(statistics).map(one).collect()
-}
-
-/// A tensor under the name that it leaves with.
-fn read(checkpoint: &Checkpoint, one: &ExportTensor) -> Result<(String, CheckpointTensor<'static>)> {
-    let bytes = numbers(checkpoint, one)?;
-    Ok((one.theirs.clone(), CheckpointTensor::Bytes(one.dtype, one.shape.clone(), bytes)))
 }
 
 /// The numbers of a tensor, in the type that it leaves in.

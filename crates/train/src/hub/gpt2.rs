@@ -176,19 +176,13 @@ mod tests {
             config[field] = value;
             read(&config).unwrap_err()
         };
-        assert_eq!(message("n_inner", json!(0)), "`n_inner` must be a whole number above 0, got 0");
-        assert_eq!(
-            message("layer_norm_epsilon", json!(0)),
-            "`layer_norm_epsilon` is 0, and it is above 0 and at most 1 here"
-        );
         assert!(message("activation_function", json!("mish")).contains("those read are gelu_new"));
-        assert_eq!(
-            message("scale_attn_by_inverse_layer_idx", json!(true)),
-            "`scale_attn_by_inverse_layer_idx` is true, and it is false here"
-        );
-        assert_eq!(message("n_embd", json!(-3)), "`n_embd` must be a whole number above 0, got -3");
-        // Of another type than it should be, a field is none that was left out.
+        // Of another type than it should be, too, a field is none that was left out.
         for (field, value, expected) in [
+            ("n_inner", json!(0), "must be a whole number above 0, got 0"),
+            ("n_embd", json!(-3), "must be a whole number above 0, got -3"),
+            ("layer_norm_epsilon", json!(0), "is 0, and it is above 0 and at most 1 here"),
+            ("scale_attn_by_inverse_layer_idx", json!(true), "is true, and it is false here"),
             ("tie_word_embeddings", json!("false"), "must be true or false, got \"false\""),
             ("scale_attn_weights", json!(0), "must be true or false, got 0"),
             ("layer_norm_epsilon", json!("1e-6"), "must be a number, got \"1e-6\""),

@@ -303,41 +303,28 @@ mod tests {
             read(&LLAMA, &config).unwrap_err()
         };
         assert_eq!(
-            message("rope_scaling", json!({ "rope_type": "yarn", "factor": 4.0 })),
-            "`rope_scaling` is of type \"yarn\", a scaling of rotary positions that is missing here: \"llama3\" and \
-             \"default\" are read"
-        );
-        assert_eq!(
-            message(
-                "rope_scaling",
-                json!({ "rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4 })
-            ),
-            "`rope_scaling` has no `factor` above 0"
-        );
-        assert_eq!(
-            message("num_key_value_heads", json!(3)),
-            "`num_key_value_heads` is 3, which does not divide `num_attention_heads` = 4"
-        );
-        assert_eq!(
             message("head_dim", json!(7)),
             "heads have 7 columns, and rotary positions turn pairs of them"
         );
-        assert_eq!(
-            message("hidden_act", json!("gelu")),
-            "`hidden_act` is \"gelu\", and gates here are \"silu\""
-        );
-        assert_eq!(
-            message("attention_bias", json!(true)),
-            "`attention_bias` is true, and output projections and perceptrons here have no biases"
-        );
-        assert_eq!(
-            message("vocab_size", Value::Null),
-            "`vocab_size` must be a whole number above 0, got null"
-        );
-        assert_eq!(message("rms_norm_eps", json!("1")), "`rms_norm_eps` must be a number, got \"1\"");
-        assert_eq!(
-            message("partial_rotary_factor", json!(0.5)),
-            "`partial_rotary_factor` is 0.5, and heads here are turned in full"
-        );
+        let yarn = json!({ "rope_type": "yarn", "factor": 4.0 });
+        let no_factor = json!({ "rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4 });
+        let missing = "is of type \"yarn\", a scaling of rotary positions that is missing here: \"llama3\" and \
+                       \"default\" are read";
+        for (field, value, expected) in [
+            ("rope_scaling", yarn, missing),
+            ("rope_scaling", no_factor, "has no `factor` above 0"),
+            ("num_key_value_heads", json!(3), "is 3, which does not divide `num_attention_heads` = 4"),
+            ("hidden_act", json!("gelu"), "is \"gelu\", and gates here are \"silu\""),
+            (
+                "attention_bias",
+                json!(true),
+                "is true, and output projections and perceptrons here have no biases",
+            ),
+            ("vocab_size", Value::Null, "must be a whole number above 0, got null"),
+            ("rms_norm_eps", json!("1"), "must be a number, got \"1\""),
+            ("partial_rotary_factor", json!(0.5), "is 0.5, and heads here are turned in full"),
+        ] {
+            assert_eq!(message(field, value), format!("`{field}` {expected}"));
+        }
     }
 }

@@ -19,13 +19,9 @@ pub(super) struct GraphedDecode {
 impl GraphedDecode {
     /// None but on a GPU.
     pub fn new(device: &Device) -> Result<Option<GraphedDecode>> {
-        match device {
-            Device::Cpu(_) => Ok(None),
-            Device::Cuda(_) => {
-                let ids = Tensor::from_slice(device, &[1, 1], &[0u32], Category::Workspace)?;
-                Ok(Some(GraphedDecode { ids, pass: Graphed::New, greedy: false }))
-            }
-        }
+        let Device::Cuda(_) = device else { return Ok(None) };
+        let ids = Tensor::from_slice(device, &[1, 1], &[0u32], Category::Workspace)?;
+        Ok(Some(GraphedDecode { ids, pass: Graphed::New, greedy: false }))
     }
 
     /// What `pass` makes of a token's ids, `[1, 1]`: logits or the likeliest token, on the same tensors each time.

@@ -88,21 +88,18 @@ impl SearchBox {
         let mut point = from.widened()?;
         let tensors = surface.ids().iter().zip(slope).zip(&self.middle);
         for ((id, slope), middle) in tensors {
-            self.step_one(point.get_mut(*id), slope, middle, reach)?;
+            let weight = point.get_mut(*id);
+            let mut values = weight.read_f32()?;
+            for ((value, slope), middle) in values.iter_mut().zip(slope.read_f32()?).zip(middle) {
+                if slope == 0.0 {
+                    continue;
+                }
+                let side = self.epsilon * (middle.abs() + 1.0);
+                *value = (*value + reach as f32 * side * slope.signum()).clamp(middle - side, middle + side);
+            }
+            let (device, shape) = (weight.device(), weight.shape());
+            *weight = Tensor::from_f32(&device, shape, DType::F32, &values, Category::Scoring)?;
         }
         Ok(point)
-    }
-
-    fn step_one(&self, weight: &mut Tensor, slope: &Tensor, middle: &[f32], reach: f64) -> Result<()> {
-        let mut values = weight.read_f32()?;
-        for ((value, slope), middle) in values.iter_mut().zip(slope.read_f32()?).zip(middle) {
-            if slope == 0.0 {
-                continue;
-            }
-            let side = self.epsilon * (middle.abs() + 1.0);
-            *value = (*value + reach as f32 * side * slope.signum()).clamp(middle - side, middle + side);
-        }
-        *weight = Tensor::from_f32(&weight.device(), weight.shape(), DType::F32, &values, Category::Scoring)?;
-        Ok(())
     }
 }

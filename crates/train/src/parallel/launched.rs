@@ -188,13 +188,15 @@ mod tests {
         ("MASTER_PORT", "29500"),
     ];
 
+    /// The second of so many ranks of a machine.
     fn join(
         launcher: Launcher,
+        size: usize,
         kind: DeviceKind,
         gpus: bool,
         variables: &[(&str, &str)],
     ) -> Result<ProcessGroup, String> {
-        let launched = LaunchedProcess { launcher, rank: 1, size: 2, local_size: Some(2), variable: "SIZE" };
+        let launched = LaunchedProcess { launcher, rank: 1, size, local_size: Some(size), variable: "SIZE" };
         let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
         ProcessGroup::new(launched, kind, || gpus, variable).map_err(|e| e.to_string())
     }
@@ -203,14 +205,12 @@ mod tests {
     fn gpus_are_joined_by_nccl_whoever_starts_them() {
         for launcher in [Launcher::Mpi, Launcher::Slurm, Launcher::Torchrun] {
             for kind in [DeviceKind::Cuda, DeviceKind::Auto] {
-                let join = join(launcher, kind, true, &VARIABLES).unwrap();
-                assert_eq!(
-                    (join.transport(), join.device_kind(), join.gpu(8)),
-                    ("NCCL", DeviceKind::Cuda, 1)
-                );
+                let join = join(launcher, 2, kind, true, &VARIABLES).unwrap();
+                let found = (join.transport(), join.device_kind(), join.gpu(8));
+                assert_eq!(found, ("NCCL", DeviceKind::Cuda, 1));
             }
         }
-        let missing = join(Launcher::Slurm, DeviceKind::Cuda, true, &VARIABLES[..3]).unwrap_err();
+        let missing = join(Launcher::Slurm, 2, DeviceKind::Cuda, true, &VARIABLES[..3]).unwrap_err();
         assert!(missing.starts_with("MASTER_ADDR is not set"), "{missing}");
     }
 
@@ -218,21 +218,8 @@ mod tests {
     #[test]
     fn ranks_share_a_gpu_where_nccl_is_asked_to() {
         let of = |local: &str, shared: bool| {
-            let launched = LaunchedProcess {
-                launcher: Launcher::Torchrun,
-                rank: 1,
-                size: 4,
-                local_size: Some(4),
-                variable: "SIZE",
-            };
-            let variables =
-                [("LOCAL_RANK", local), ("NCCL_MULTI_RANK_GPU_ENABLE", if shared { "1" } else { "0" })];
-            let variables: Vec<_> = variables
-                .into_iter()
-                .chain(VARIABLES.into_iter().filter(|(name, _)| *name != "LOCAL_RANK"))
-                .collect();
-            let variable = |name: &str| Some(variables.iter().find(|(n, _)| *n == name)?.1.to_owned());
-            ProcessGroup::new(launched, DeviceKind::Cuda, || true, variable).unwrap()
+            let own = [("LOCAL_RANK", local), ("NCCL_MULTI_RANK_GPU_ENABLE", if shared { "1" } else { "0" })];
+            join(Launcher::Torchrun, 4, DeviceKind::Cuda, true, &[&own[..], &VARIABLES].concat()).unwrap()
         };
         assert_eq!((of("3", true).gpu(1), of("3", true).ranks_per_device(1)), (0, 4));
         assert_eq!((of("3", true).gpu(3), of("3", true).ranks_per_device(3)), (0, 2));
@@ -247,7 +234,7 @@ mod tests {
             [(DeviceKind::Cpu, &VARIABLES[..]), (DeviceKind::Auto, &VARIABLES[..]), (DeviceKind::Auto, &[])]
         {
             for launcher in [Launcher::Mpi, Launcher::Slurm] {
-                let join = join(launcher, kind, false, variables);
+                let join = join(launcher, 2, kind, false, variables);
                 if MPI {
                     let join = join.unwrap();
                     assert_eq!((join.transport(), join.device_kind()), ("MPI", DeviceKind::Cpu));
@@ -257,7 +244,7 @@ mod tests {
                     assert!(why.contains("2 processes (SIZE=2)") && why.contains("--features mpi"), "{why}");
                 }
             }
-            let why = join(Launcher::Torchrun, kind, false, variables).unwrap_err();
+            let why = join(Launcher::Torchrun, 2, kind, false, variables).unwrap_err();
             assert!(why.contains("SIZE=2") && why.contains("mpirun") && why.contains("--ranks 2"), "{why}");
         }
     }

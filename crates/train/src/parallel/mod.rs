@@ -20,7 +20,6 @@ pub mod launched;
 pub mod model;
 pub mod reduce_groups;
 pub mod statistics;
-pub(crate) mod tags;
 mod threads;
 
 use std::ops::Range;

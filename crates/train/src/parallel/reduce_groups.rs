@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use espalier_comm::{Communicator, Reduce};
 use espalier_nn::weights::{BufferId, WeightStore};
-use espalier_plan::{GroupPlan, Plan, RankParams};
+use espalier_plan::{Plan, RankParams};
 use espalier_tensor::ops::elementwise::scale_into;
 use espalier_tensor::ops::flat;
 use espalier_tensor::{Category, DType, Tensor};
@@ -55,12 +55,11 @@ impl ReduceGroups {
         for (number, key) in of_params.chain(of_statistics) {
             if !known.contains_key(&key) {
                 let is_member = params.members[number].is_some();
-                let group = match &params.groups[number] {
+                let group = if params.groups[number].stages.len() == 1 && key.1 == apart {
                     // The replicas of one stage: their group is there already.
-                    GroupPlan { stages, .. } if stages.len() == 1 && key.1 == apart => {
-                        Some(ranks.data().clone())
-                    }
-                    _ => ranks.world().split(is_member.then_some(key.1[local]), ranks.rank())?,
+                    Some(ranks.data().clone())
+                } else {
+                    ranks.world().split(is_member.then_some(key.1[local]), ranks.rank())?
                 };
                 known.insert(key.clone(), group.filter(|group| is_member && group.size() > 1));
             }

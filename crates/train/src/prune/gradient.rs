@@ -156,20 +156,13 @@ pub(crate) fn gradient_and_totals(
     wanted: &[ParameterId],
     scored: ScoringSamples<'_>,
 ) -> Result<(Vec<Tensor>, Totals)> {
-    let (mut sums, mut totals) = (GradientSums::of(wanted), Totals::default());
-    for micro_batch in scored.micro_batches_of_all() {
-        let pass = |sums: &mut GradientSums| {
-            no_update_pass.train(
-                micro_batch.samples,
-                scored.loss(),
-                &micro_batch.batch_slice,
-                &mut Vec::new(),
-                sums,
-            )
-        };
-        match micro_batch.counts {
-            true => totals.add(pass(&mut sums)?),
-            false => drop(pass(&mut GradientSums::of(&[]))?),
+    let (mut sums, mut nothing, mut totals) =
+        (GradientSums::of(wanted), GradientSums::of(&[]), Totals::default());
+    for ScoringMicroBatch { samples, batch_slice, counts } in scored.micro_batches_of_all() {
+        let sink = if counts { &mut sums } else { &mut nothing };
+        let total = no_update_pass.train(samples, scored.loss(), &batch_slice, &mut Vec::new(), sink)?;
+        if counts {
+            totals.add(total);
         }
     }
     Ok((sums.take(wanted, scored.context)?, totals))

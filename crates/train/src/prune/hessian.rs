@@ -73,14 +73,16 @@ impl<'a> Curvature<'a> {
         let step = STEP * weights / self.norm(direction.iter())?;
         if !step.is_normal() {
             // Nothing moves, or nowhere.
-            return ids.iter().map(|id| zeros_like(self.copy.get(*id))).collect();
+            let zeros =
+                |like: &Tensor| Tensor::zeros(&like.device(), like.shape(), like.dtype(), Category::Scoring);
+            return Ok(ids.iter().map(|id| zeros(self.copy.get(*id))).collect::<Result<_, _>>()?);
         }
         let gates = FrozenGates::default();
         let TrainContext { plan, ranks, .. } = self.scored.context;
         let local = plan.layout.of(ranks.coords());
         let model = Model::of_rank(local, ranks.axes(), plan.storage.recompute, Some(&gates));
         let stage = Stage::of_model(model, plan, ranks)?;
-        let mut sums = GradientSums::of(ids);
+        let (mut sums, mut nothing) = (GradientSums::of(ids), GradientSums::of(&[]));
         for micro_batch in self.scored.micro_batches_of_all() {
             let train = |curvature: &Self, sink: &mut GradientSums| {
                 let (no_update_pass, loss) = (curvature.no_update_pass(&stage), curvature.scored.loss());
@@ -89,16 +91,12 @@ impl<'a> Curvature<'a> {
                     .map(|_| ())
             };
             gates.release();
-            train(self, &mut GradientSums::of(&[]))?;
+            train(self, &mut nothing)?;
             gates.freeze();
             for (steps, weight) in POINTS {
                 self.move_by(direction, steps * step as f32)?;
                 sums.factor = weight;
-                if micro_batch.counts {
-                    train(self, &mut sums)?
-                } else {
-                    train(self, &mut GradientSums::of(&[]))?
-                }
+                train(self, if micro_batch.counts { &mut sums } else { &mut nothing })?;
             }
             self.move_by(direction, 0.0)?;
         }
@@ -139,8 +137,4 @@ impl<'a> Curvature<'a> {
     fn no_update_pass<'b>(&'b self, stage: &'b Stage) -> NoUpdatePass<'b> {
         NoUpdatePass { stage, dtype: DType::F32, ..NoUpdatePass::of(self.scored.context, &self.copy) }
     }
-}
-
-fn zeros_like(tensor: &Tensor) -> Result<Tensor> {
-    Ok(Tensor::zeros(&tensor.device(), tensor.shape(), tensor.dtype(), Category::Scoring)?)
 }

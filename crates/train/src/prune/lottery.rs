@@ -18,7 +18,7 @@ use espalier_plan::rounds::{Rounds, Trainings};
 use espalier_tensor::{Category, TrackedBytes};
 
 use super::{Decision, Network, NewMasks, Pruner, PrunerState, StepClock};
-use crate::{Error, Result};
+use crate::Result;
 
 /// What stands before a name in a checkpoint: a run may be resumed with another method, whose names are not these.
 const EARLY: &str = "early/";
@@ -40,13 +40,8 @@ impl Lottery {
     pub fn new(plan: &Plan, prune: &Pruning, steps: u64) -> Result<Lottery> {
         let rounds = Rounds::of(&plan.model, prune).expect("the fields of a lottery");
         let trainings = rounds.trainings(plan.intervals.length, steps as usize)?;
-        Ok(Lottery {
-            rounds,
-            trainings,
-            output: plan.model.output_weight(),
-            early: BTreeMap::new(),
-            tracked: None,
-        })
+        let output = plan.model.output_weight();
+        Ok(Lottery { rounds, trainings, output, early: BTreeMap::new(), tracked: None })
     }
 
     /// Keeps the weights as they are now.
@@ -116,10 +111,7 @@ impl Pruner for Lottery {
             let problem = format!(
                 "is {rewind}, but the checkpoint that the run resumes from has no weights of that step"
             );
-            return Err(Error::Plan(espalier_plan::Error::Conflict {
-                field: "prune.rewind".into(),
-                problem,
-            }));
+            return Err(espalier_plan::Error::Conflict { field: "prune.rewind".into(), problem }.into());
         }
         let kept = self.rounds.kept[round as usize - 1];
         let is_output = |id: &ParameterId| self.output.as_deref() == Some(network.params.name(*id));

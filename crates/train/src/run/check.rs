@@ -65,8 +65,7 @@ pub fn check(plan: &Plan, samples: usize, run_dir: &RunDir, observer: &mut dyn O
                 }
             }
         }
-    }
-    if !run_dir.resume || run_dir.fresh {
+    } else {
         let start = StartPoint::find(run_dir, folder_lock.folder(), false, &Ranks::single(), observer)?;
         match start {
             Some((start, _)) => {

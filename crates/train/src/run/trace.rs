@@ -158,29 +158,21 @@ impl TraceEvent {
                 (args.block, args.parameters) = (Some(block), Some(parameters));
                 let id = format!("{rank}.{number}");
                 let begun = AsyncEvent { name, cat, id, pid: 0, tid: rank, ts, args };
-                vec![TraceEvent::Begin(begun.clone()), TraceEvent::End(AsyncEvent { ts: end, ..begun })]
+                return vec![
+                    TraceEvent::Begin(begun.clone()),
+                    TraceEvent::End(AsyncEvent { ts: end, ..begun }),
+                ];
             }
-            kind => {
-                match kind {
-                    TraceKind::Compute { micro_batch, chunk, .. } => {
-                        (args.micro_batch, args.chunk) = (Some(micro_batch), Some(chunk));
-                    }
-                    TraceKind::BothPasses { micro_batch, .. } => {
-                        (args.micro_batch, args.chunk) = (Some(micro_batch), Some(0));
-                    }
-                    _ => {}
-                }
-                vec![TraceEvent::Complete(CompleteEvent {
-                    name,
-                    cat,
-                    pid: 0,
-                    tid: rank,
-                    ts,
-                    dur: end - ts,
-                    args,
-                })]
+            TraceKind::Compute { micro_batch, chunk, .. } => {
+                (args.micro_batch, args.chunk) = (Some(micro_batch), Some(chunk));
             }
+            TraceKind::BothPasses { micro_batch, .. } => {
+                (args.micro_batch, args.chunk) = (Some(micro_batch), Some(0));
+            }
+            _ => {}
         }
+        let spent = CompleteEvent { name, cat, pid: 0, tid: rank, ts, dur: end - ts, args };
+        vec![TraceEvent::Complete(spent)]
     }
 }
 

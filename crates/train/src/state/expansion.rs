@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use espalier_comm::Communicator;
-use espalier_nn::weights::{BufferId, ParameterId, WeightStore};
+use espalier_nn::weights::{BufferId, EnteredWeights, ParameterId, WeightStore};
 use espalier_tensor::ops::compress::{Compressed, Expanding, expand_ahead, expand_all};
 use espalier_tensor::ops::sparse::SparseWeight;
 use espalier_tensor::{Category, Error, Tensor};
@@ -129,7 +129,7 @@ impl ExpansionScratch {
         weights: &'a dyn StoredWeights,
         block: usize,
         next: Option<usize>,
-    ) -> espalier_nn::Result<Option<Box<dyn WeightStore + 'a>>> {
+    ) -> espalier_nn::Result<Option<EnteredWeights<'a>>> {
         let params = self.params_of(weights, block);
         let mut all = params.expanded.iter().chain(&params.lazy).chain(&params.gathered);
         let Some(first) = all.next() else { return Ok(None) };
@@ -327,20 +327,10 @@ impl Drop for EnteredBlock<'_> {
 #[derive(Debug)]
 pub struct WeightVersion {
     // Before the weights, which something may still be expanded from.
-    scratch: ExpansionScratch,
-    weights: Vec<StoredWeight>,
+    pub(super) scratch: ExpansionScratch,
+    pub(super) weights: Vec<StoredWeight>,
     /// The number of each parameter's group.
-    groups: Vec<usize>,
-}
-
-impl WeightVersion {
-    pub(super) fn new(
-        scratch: &ExpansionScratch,
-        weights: Vec<StoredWeight>,
-        groups: Vec<usize>,
-    ) -> WeightVersion {
-        WeightVersion { scratch: scratch.for_copy(), weights, groups }
-    }
+    pub(super) groups: Vec<usize>,
 }
 
 impl Drop for WeightVersion {
@@ -379,11 +369,7 @@ impl WeightStore for WeightVersion {
         panic!("a version of weights has no statistics")
     }
 
-    fn enter(
-        &self,
-        block: usize,
-        next: Option<usize>,
-    ) -> espalier_nn::Result<Option<Box<dyn WeightStore + '_>>> {
+    fn enter(&self, block: usize, next: Option<usize>) -> espalier_nn::Result<Option<EnteredWeights<'_>>> {
         self.scratch.enter(self, block, next)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use espalier_comm::Communicator;
 use espalier_nn::weights::{
-    BufferId, ParameterId, TensorNames, WeightStore, Weights, digest, fresh, hash_of, started,
+    BufferId, EnteredWeights, ParameterId, TensorNames, WeightStore, Weights, digest, fresh, hash_of, started,
 };
 use espalier_plan::layout::LocalModel;
 use espalier_plan::{GroupRank, ParamPlan, RankParams, Shard, spec};
@@ -382,7 +382,7 @@ impl ParamStore {
         let copy = |param: &Param| param.stored.duplicate(Category::Weights);
         let weights = self.params.iter().map(copy).collect::<std::result::Result<_, _>>()?;
         let groups = self.params.iter().map(|param| param.plan.group).collect();
-        Ok(WeightVersion::new(&self.scratch, weights, groups))
+        Ok(WeightVersion { scratch: self.scratch.for_copy(), weights, groups })
     }
 
     /// A copy of the weights as they are now, dense, to measure from: running statistics are no part of them.
@@ -445,11 +445,7 @@ impl WeightStore for ParamStore {
         self.statistics[id.0].as_ref().expect("a statistic of this stage")
     }
 
-    fn enter(
-        &self,
-        block: usize,
-        next: Option<usize>,
-    ) -> espalier_nn::Result<Option<Box<dyn WeightStore + '_>>> {
+    fn enter(&self, block: usize, next: Option<usize>) -> espalier_nn::Result<Option<EnteredWeights<'_>>> {
         self.scratch.enter(self, block, next)
     }
 }

@@ -14,7 +14,6 @@ use super::ActionWorker;
 use super::messages::Messages;
 use super::trace::{Trace, TraceKind};
 use crate::Result;
-use crate::parallel::tags::tag;
 
 /// Receives that are posted before their turn: one message arrives while another is being used.
 const POSTED: usize = 2;
@@ -147,7 +146,18 @@ impl Executor {
     }
 
     fn post(&mut self, message: &StageMessage, worker: &mut dyn ActionWorker) -> Result<()> {
-        self.messages.post(&self.schedule, self.rank, message, &self.pipeline_group, worker)
+        if !self.messages.expects(message) {
+            let (buffer, tag) = (worker.recv_buffer(message)?, self.tag(&Action::Receive(*message)));
+            self.messages.post(message, self.pipeline_group.start_receive(buffer, message.peer, tag)?);
+        }
+        Ok(())
+    }
+
+    /// The tag of a message, with a tensor or with control numbers: a communicator tells messages of the same two
+    /// ranks apart by them. Those within a layer have groups, and tags, of their own.
+    fn tag(&self, action: &Action) -> u32 {
+        let tag = self.schedule.tag(self.rank, action).expect("a message has a tag");
+        u32::try_from(tag).expect("lists are short enough for their tags")
     }
 
     /// An action, for the log.
@@ -189,15 +199,15 @@ impl Executor {
                 self.messages.wait(&message)?;
             }
             Action::Send(message) => {
-                self.messages.send(&self.schedule, self.rank, &message, &self.pipeline_group)?;
+                self.messages.send(&message, self.tag(&action), &self.pipeline_group)?;
             }
             Action::SendControl(message) => {
-                let tag = tag(&self.schedule, self.rank, &action);
+                let tag = self.tag(&action);
                 // It is on its way, and nobody needs it back.
                 drop(self.pipeline_group.start_send(worker.scalars_to_send(message), message.peer, tag)?);
             }
             Action::RecvControl(message) => {
-                let tag = tag(&self.schedule, self.rank, &action);
+                let tag = self.tag(&action);
                 let buffer = vec![0.0; message.topic.numbers()];
                 worker.receive_scalars(message, &self.pipeline_group.receive(buffer, message.peer, tag)?);
             }

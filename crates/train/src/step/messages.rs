@@ -6,12 +6,10 @@
 use std::collections::HashMap;
 
 use espalier_comm::{Communicator, Request};
-use espalier_plan::schedule::{Action, Payload, Schedule, StageMessage};
+use espalier_plan::schedule::{Payload, StageMessage};
 use espalier_tensor::Tensor;
 
-use super::ActionWorker;
 use crate::Result;
-use crate::parallel::tags::tag;
 
 /// Which tensor: what it is, of which micro-batch, for which chunk of this rank.
 pub(super) type TensorKey = (Payload, usize, usize);
@@ -33,22 +31,14 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    /// Posts the receive of a message.
-    pub fn post(
-        &mut self,
-        schedule: &Schedule,
-        rank: usize,
-        message: &StageMessage,
-        pipeline_group: &Communicator,
-        worker: &mut dyn ActionWorker,
-    ) -> Result<()> {
-        if self.posted.contains_key(&key(message)) || self.here.contains_key(&key(message)) {
-            return Ok(());
-        }
-        let tag = tag(schedule, rank, &Action::Receive(*message));
-        let request = pipeline_group.start_receive(worker.recv_buffer(message)?, message.peer, tag)?;
+    /// Whether the receive of a message is posted, or behind us.
+    pub fn expects(&self, message: &StageMessage) -> bool {
+        self.posted.contains_key(&key(message)) || self.here.contains_key(&key(message))
+    }
+
+    /// Keeps a receive that was posted.
+    pub fn post(&mut self, message: &StageMessage, request: Request<Tensor>) {
         self.posted.insert(key(message), request);
-        Ok(())
     }
 
     /// Waits for a message that was posted.
@@ -88,16 +78,9 @@ impl Messages {
     }
 
     /// Sends what was left for it.
-    pub fn send(
-        &mut self,
-        schedule: &Schedule,
-        rank: usize,
-        message: &StageMessage,
-        pipeline_group: &Communicator,
-    ) -> Result<()> {
+    pub fn send(&mut self, message: &StageMessage, tag: u32, pipeline_group: &Communicator) -> Result<()> {
         let tensor =
             self.to_send.remove(&key(message)).expect("a send follows the pass that made what it sends");
-        let tag = tag(schedule, rank, &Action::Send(*message));
         self.release_sent()?;
         self.sending.push(pipeline_group.start_send(tensor, message.peer, tag)?);
         Ok(())

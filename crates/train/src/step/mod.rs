@@ -22,11 +22,10 @@ pub use no_update_pass::{NoUpdatePass, PassMicroBatch};
 pub use totals::{LossConfig, Totals};
 pub use trace::{BucketSpan, Trace, TraceKind, TraceSpan};
 
-use espalier_plan::schedule::{Action, ChunkWork, ControlMessage, Payload, StageMessage};
+use espalier_plan::schedule::{Action, ChunkWork, ControlMessage, StageMessage};
 use espalier_tensor::Tensor;
 
 use crate::Result;
-use crate::stage::ChunkSide;
 
 /// What the actions of a list do. A worker knows those that its lists have.
 pub trait ActionWorker {
@@ -41,7 +40,7 @@ pub trait ActionWorker {
     fn backward(
         &mut self,
         work: ChunkWork,
-        _gradient: Option<Tensor>,
+        _dy: Option<Tensor>,
         _with_weights: bool,
     ) -> Result<Option<Tensor>> {
         unreachable!("{work:?} backward in a list without backwards")
@@ -78,13 +77,5 @@ pub trait ActionWorker {
     /// Whatever is no pass with an input or an output, and no message.
     fn act(&mut self, action: Action) -> Result<()> {
         unreachable!("{action:?} in a list that changes no weights")
-    }
-}
-
-/// The side of a chunk on which a message enters it.
-fn side_of(message: &StageMessage) -> ChunkSide {
-    match message.payload {
-        Payload::Activation => ChunkSide::Input,
-        Payload::Gradient => ChunkSide::Output,
     }
 }

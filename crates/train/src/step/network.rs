@@ -20,7 +20,7 @@ use espalier_tensor::{Tensor, random};
 use self::update::{DeferredUpdate, GlobalNorm};
 use super::graphed_step::PassOutput;
 use super::in_flight::InFlightMicroBatch;
-use super::{ActionWorker, BucketSpan, GraphedStep, LossConfig, Totals, TraceKind, side_of};
+use super::{ActionWorker, BucketSpan, GraphedStep, LossConfig, Totals, TraceKind};
 use crate::Result;
 use crate::checkpoint::RunProgress;
 use crate::context::TrainContext;
@@ -121,16 +121,25 @@ impl<'a> NetworkWorker<'a> {
     pub fn new(step: StepContext<'a>) -> NetworkWorker<'a> {
         let totals = Totals::default();
         let outcome = StepOutcome { totals, grad_norm: 0.0, taken: true, gradient_bytes: 0, stop: false };
-        let (data_parallel, noise) = (data_parallel(&step), noise(&step));
-        let missing = missing(&step);
-        let (losses, statistics) = (Vec::new(), Vec::new());
+        let StepContext { context: TrainContext { plan, dtype, model_parallel, .. }, local, groups, .. } =
+            step;
+        let (several, buckets) = (plan.storage.accumulates.then_some(*dtype), &step.traffic.buckets);
+        let counted_elsewhere = step.params.ids().filter(|id| !model_parallel.is_owner(*id));
+        let measures = plan.optimization.noise_scale;
         NetworkWorker {
+            data_parallel: DataParallel::new(
+                plan.data_parallel,
+                local,
+                step.params,
+                several,
+                groups,
+                buckets,
+            ),
+            noise: measures.then(|| NoiseNorms::new(counted_elsewhere.collect())),
+            missing: missing(&step),
             step,
-            data_parallel,
-            noise,
-            missing,
-            losses,
-            statistics,
+            losses: Vec::new(),
+            statistics: Vec::new(),
             bucket_times: Vec::new(),
             global_norm: None,
             counts: None,
@@ -231,37 +240,12 @@ impl<'a> NetworkWorker<'a> {
     }
 }
 
-fn data_parallel<'a>(step: &StepContext<'a>) -> DataParallel<'a> {
-    let TrainContext { plan, dtype, .. } = step.context;
-    let several = plan.storage.accumulates.then_some(*dtype);
-    DataParallel::new(
-        plan.data_parallel,
-        step.local,
-        step.params,
-        several,
-        step.groups,
-        &step.traffic.buckets,
-    )
-}
-
-fn noise(step: &StepContext<'_>) -> Option<NoiseNorms> {
-    let measures = step.context.plan.optimization.noise_scale;
-    let counted_elsewhere = step.params.ids().filter(|id| !step.context.model_parallel.is_owner(*id));
-    measures.then(|| NoiseNorms::new(counted_elsewhere.collect()))
-}
-
 fn missing(step: &StepContext<'_>) -> Vec<usize> {
     let chunks = step.context.stage.chunks().iter();
     match step.updates {
         Updates::EveryMicroBatch => chunks.map(|_| 1).collect(),
         _ => chunks.map(|chunk| step.context.stage.placement().routed(chunk.pipeline).count()).collect(),
     }
-}
-
-/// Makes a gradient one that is not finite, as an overflow would.
-fn inject_nan(params: &mut ParamStore) -> Result<()> {
-    let first = params.iter_mut().find_map(|(_, param)| param.gradient.as_mut());
-    Ok(first.map_or(Ok(()), |gradient| scale_into(gradient, f32::NAN))?)
 }
 
 /// The weights of a version.
@@ -305,7 +289,7 @@ impl ActionWorker for NetworkWorker<'_> {
     fn backward(
         &mut self,
         work: ChunkWork,
-        gradient: Option<Tensor>,
+        dy: Option<Tensor>,
         with_weights: bool,
     ) -> Result<Option<Tensor>> {
         let ChunkWork { micro_batch, chunk, .. } = work;
@@ -334,7 +318,7 @@ impl ActionWorker for NetworkWorker<'_> {
             };
             let sink: &mut dyn GradientSink =
                 if with_weights { &mut data_parallel_sink } else { &mut deferred };
-            let output = micro_batch_state.backward(model, weights, gradient, loss, sink)?;
+            let output = micro_batch_state.backward(model, weights, dy, loss, sink)?;
             let counted = |(total, predictions)| (total, predictions - worker.ignored(micro_batch));
             worker.losses.extend(output.total.map(counted));
             sent = output.gradient;
@@ -352,7 +336,7 @@ impl ActionWorker for NetworkWorker<'_> {
 
     fn recv_buffer(&mut self, message: &StageMessage) -> Result<Tensor> {
         let TrainContext { plan, stage, device, dtype, .. } = self.step.context;
-        stage.recv_buffer(message.chunk, side_of(message), plan.batch.micro_batch, device, *dtype)
+        stage.recv_buffer(message, plan.batch.micro_batch, device, *dtype)
     }
 
     fn bytes(&self, action: &Action) -> u64 {
@@ -472,8 +456,9 @@ impl NetworkWorker<'_> {
         self.bucket_times.extend(times);
         self.missing = missing(&self.step);
         let params = &mut *self.step.params;
-        if injects_nan {
-            inject_nan(params)?;
+        // As an overflow would.
+        if injects_nan && let Some(first) = params.iter_mut().find_map(|(_, param)| param.gradient.as_mut()) {
+            scale_into(first, f32::NAN)?;
         }
         self.step.penalty.as_ref().map_or(Ok(()), |penalty| penalty.add_clipped(params))
     }

@@ -11,7 +11,7 @@ use espalier_plan::schedule::{ChunkWork, Schedule, StageMessage};
 use espalier_tensor::{DType, Device, Tensor};
 
 use super::in_flight::InFlightMicroBatch;
-use super::{ActionWorker, Executor, LossConfig, Totals, side_of};
+use super::{ActionWorker, Executor, LossConfig, Totals};
 use crate::Result;
 use crate::context::TrainContext;
 use crate::stage::Stage;
@@ -185,7 +185,7 @@ impl NoUpdatePass<'_> {
     }
 
     fn recv_buffer(&self, message: &StageMessage, samples: usize) -> Result<Tensor> {
-        self.stage.recv_buffer(message.chunk, side_of(message), samples, self.device, self.dtype)
+        self.stage.recv_buffer(message, samples, self.device, self.dtype)
     }
 }
 
@@ -228,15 +228,15 @@ impl ActionWorker for GradientWorker<'_> {
     fn backward(
         &mut self,
         work: ChunkWork,
-        gradient: Option<Tensor>,
+        dy: Option<Tensor>,
         with_weights: bool,
     ) -> Result<Option<Tensor>> {
         debug_assert!(with_weights, "such a pass makes all gradients of weights");
         let mut micro_batch_state =
             self.in_flight.remove(&(work.micro_batch, work.chunk)).expect("a forward came before");
         let model = self.no_update_pass.stage.model(work.chunk);
-        let output =
-            micro_batch_state.backward(model, self.no_update_pass.weights, gradient, self.loss, self.sink)?;
+        let weights = self.no_update_pass.weights;
+        let output = micro_batch_state.backward(model, weights, dy, self.loss, self.sink)?;
         if let Some((total, predictions)) = output.total {
             // Every copy of the model sees the same samples.
             self.totals = Totals::of(total.read()?, predictions - self.ignored);

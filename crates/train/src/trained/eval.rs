@@ -15,7 +15,7 @@ use crate::parallel::{AbortFn, Ranks, on_threads_with_timeout};
 use crate::trainer::Evaluation;
 
 /// What a model comes to on some samples; the fields are promised in the contract of the command line.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct EvalResult {
     /// The mean loss of a prediction, in nats.
     pub loss: f64,
@@ -94,18 +94,7 @@ impl TrainedModel {
         }
         if plan.facts.vocab.is_none() {
             let accuracy = Some(accuracy);
-            return Ok(EvalResult {
-                loss,
-                perplexity: None,
-                windowed_perplexity: None,
-                strided_perplexity: None,
-                context: None,
-                stride: None,
-                bits_per_byte: None,
-                accuracy,
-                samples: count,
-                tokens: None,
-            });
+            return Ok(EvalResult { loss, accuracy, samples: count, ..EvalResult::default() });
         }
         let (mut tokens, mut bytes) = (0, 0);
         for i in 0..count {

@@ -47,14 +47,9 @@ impl Trainer {
     pub fn evaluate_unless_stopped(&mut self, stop: &dyn Fn() -> bool) -> Result<Option<Evaluation>> {
         self.progress.evaluation_due = true;
         let samples = self.context.plan.intervals.eval_samples;
-        let Some((totals, complete)) = self.evaluate_until(samples, &|_| stop())? else {
-            self.progress.evaluation_due = false;
-            return Ok(None);
-        };
-        if !complete {
-            return Ok(None);
-        }
-        self.progress.evaluation_due = false;
+        let found = self.evaluate_until(samples, &|_| stop())?;
+        self.progress.evaluation_due = found.is_some_and(|(_, complete)| !complete);
+        let Some((totals, true)) = found else { return Ok(None) };
         let evaluation = Evaluation::of(totals);
         if evaluation.loss.is_finite() {
             let best = self.progress.best_validation.get_or_insert(evaluation.loss);

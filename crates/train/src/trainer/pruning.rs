@@ -182,14 +182,8 @@ impl Trainer {
                 let group = self.context.groups.of(param.plan.group);
                 set_state_mask(param, &mask, compresses, group, &self.context.model_parallel)?;
             }
-            mask_stats.add(
-                id,
-                if matches!(mask.form(), MaskStorage::Indices(_)) {
-                    MaskOutcome::Indices
-                } else {
-                    MaskOutcome::Bits
-                },
-            );
+            let is_index = matches!(mask.form(), MaskStorage::Indices(_));
+            mask_stats.add(id, if is_index { MaskOutcome::Indices } else { MaskOutcome::Bits });
             if mask.kept() > 0 {
                 mask_stats.add(id, MaskOutcome::Left);
             }

@@ -111,12 +111,7 @@ impl Layer for TiledConv {
         Ok(y)
     }
 
-    fn backward(
-        &self,
-        dy: Tensor,
-        ctx: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
+    fn backward(&self, dy: Tensor, ctx: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>> {
         let w = ctx.weights.get(self.weight);
         // Of each neighbour that sent pixels: these, and the gradients of the outputs that they contribute to.
         let mut halo = Vec::new();
@@ -126,12 +121,12 @@ impl Layer for TiledConv {
         halo.reverse();
         let x = ctx.stash.pop();
         let mut in_flight = None;
-        if input_gradient {
+        if needs_dx {
             let halo_gradients = halo.iter().map(|(conv_region, _, dy)| conv_region.input_gradient(dy, w));
             in_flight =
                 Some(self.halo.start_backward(halo_gradients.collect::<Result<_>>()?, PixelFormat::of(&x))?);
         }
-        let dx = input_gradient.then(|| self.tile.input_gradient(&dy, w)).transpose()?;
+        let dx = needs_dx.then(|| self.tile.input_gradient(&dy, w)).transpose()?;
 
         let (bias, ids) = (self.bias, [self.weight].into_iter().chain(self.bias).collect::<Vec<_>>());
         let tile = (self.tile.conv, self.tile.visible(&x)?, dy);

@@ -55,13 +55,8 @@ impl Layer for HaloExchange {
         Ok(y)
     }
 
-    fn backward(
-        &self,
-        dy: Tensor,
-        _: &mut BackwardContext<'_>,
-        input_gradient: bool,
-    ) -> Result<Option<Tensor>> {
-        if !input_gradient {
+    fn backward(&self, dy: Tensor, _: &mut BackwardContext<'_>, needs_dx: bool) -> Result<Option<Tensor>> {
+        if !needs_dx {
             return Ok(None);
         }
         if self.is_identity() {

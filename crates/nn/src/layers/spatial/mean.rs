@@ -22,17 +22,8 @@ pub struct TiledMean {
 }
 
 impl TiledMean {
-    /// Over all positions: `[h, w, c]` becomes `[c]`.
-    pub fn global(tiles: &TileGrid, channels: usize, group: &Communicator) -> TiledMean {
-        TiledMean::new(tiles, channels, None, group)
-    }
-
-    /// To exactly `size` x `size`.
-    pub fn adaptive(tiles: &TileGrid, channels: usize, size: usize, group: &Communicator) -> TiledMean {
-        TiledMean::new(tiles, channels, Some(size), group)
-    }
-
-    fn new(tiles: &TileGrid, channels: usize, size: Option<usize>, group: &Communicator) -> TiledMean {
+    /// To exactly `size` x `size`; without a size, over all positions: `[h, w, c]` becomes `[c]`.
+    pub fn new(tiles: &TileGrid, channels: usize, size: Option<usize>, group: &Communicator) -> TiledMean {
         let local = tiles.of(group.rank());
         let [rows, columns] = local.size();
         let tile = Tile { full_size: tiles.size(), first: local.first() };

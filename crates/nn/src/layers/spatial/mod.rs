@@ -10,8 +10,6 @@ mod conv;
 mod exchange;
 mod halo;
 mod mean;
-#[cfg(test)]
-mod tests;
 
 pub use conv::TiledConv;
 pub use exchange::HaloExchange;
