@@ -33,11 +33,11 @@ fn trained(base: &Base, folder: &Path) -> TrainedModel {
 }
 
 fn dense() -> Base {
-    tiny_gpt("train.steps=8")
+    tiny_gpt("train.steps=8 model.context=24")
 }
 
 fn pruned() -> Base {
-    tiny_gpt("train.steps=8 prune.method=magnitude prune.sparsity=0.9 prune.at=2")
+    dense().set("prune.method=magnitude prune.sparsity=0.9 prune.at=2")
 }
 
 /// What a trained model does on the ranks of a layout.
@@ -73,8 +73,8 @@ fn tokens_are_those_of_reading_the_full_text_every_time() {
     for (name, base) in [
         ("dense", dense()),
         ("pruned", pruned()),
-        ("llama", tiny_llama("train.steps=8")),
-        ("rotary", rotary_llama("train.steps=8")),
+        ("llama", tiny_llama("train.steps=8 model.context=24")),
+        ("rotary", rotary_llama("train.steps=8 model.context=24")),
     ] {
         let trained = trained(&base, &folder.path().join(name));
         for (text, sampling) in [("12+7=", Sampling::GREEDY), ("5", Sampling::GREEDY), ("31-4", HOT)] {
@@ -295,7 +295,7 @@ fn a_run_shows_what_its_model_generates() {
     ];
     for layout in layouts {
         let folder = tempfile::tempdir().unwrap();
-        let quiet = tiny_gpt("train.steps=6 train.eval_every=2").set(layout);
+        let quiet = tiny_gpt("train.steps=6 train.eval_every=2 model.context=24").set(layout);
         let asks = "sample.prompt=12+ sample.tokens=12 sample.every=2 sample.temperature=0.5";
         let talks = quiet.set(asks);
         let (with, observer) = talks.run_observed_at(&RunDir::at(folder.path()));
@@ -325,9 +325,9 @@ fn a_run_shows_what_its_model_generates() {
 /// Before the first step, not at the end of the run.
 #[test]
 fn a_prompt_that_is_too_long_for_the_model_is_refused_at_once() {
-    let base = tiny_gpt(format!("train.steps=1 sample.prompt=\"{}\"", "1".repeat(25)));
+    let base = tiny_gpt(format!("train.steps=1 sample.prompt=\"{}\"", "1".repeat(13)));
     assert_eq!(
         base.run_observed().0.unwrap_err().to_string(),
-        "`sample.prompt` has 25 tokens, more than `model.context` = 24: shorten it"
+        "`sample.prompt` has 13 tokens, more than `model.context` = 12: shorten it"
     );
 }

@@ -351,8 +351,7 @@ fn a_tokenizer_is_handed_on() {
 fn state_dicts_of_torchvision_are_recognised() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let text =
-        "[model]\nname = \"resnet-18\"\n[data]\nkind = \"shapes\"\ncount = 16\n[train]\nsteps = 0\nbatch = 4";
+    let text = "[model]\nname = \"resnet-18\"\n[data]\nkind = \"shapes\"\ncount = 16\n[train]\nsteps = 0\nbatch = 4\n[optimizer]\nname = \"sgd\"";
     let hashed = base(text).run_in(&at("run")).weights_hash.unwrap();
     let mut all = tensors(&newest(&at("run")).join("model.safetensors"));
     all.insert("bn1.num_batches_tracked".into(), (Dtype::I64, Vec::new(), vec![0; 8]));

@@ -47,7 +47,7 @@ fn cases() -> Vec<(&'static str, Base)> {
         (
             "gradual, embeddings",
             gpt(),
-            "prune.method=gradual prune.every=2 prune.end=5 prune.embeddings=true",
+            "prune.method=gradual prune.every=2 prune.end=4 prune.embeddings=true",
         ),
         ("late", gpt(), "prune.method=magnitude prune.at=3 prune.biases=true"),
         ("early-bird", gpt(), "prune.method=early-bird prune.every=1 prune.latest=3"),
@@ -56,8 +56,8 @@ fn cases() -> Vec<(&'static str, Base)> {
             cnn.clone(),
             "prune.method=early-bird prune.form=channels prune.every=1 prune.latest=3",
         ),
-        ("lottery", gpt(), "prune.method=lottery prune.sparsity=0.5 prune.rate=0.3 prune.rewind=1"),
-        ("lottery, from the start", cnn.clone(), "prune.method=lottery prune.sparsity=0.6"),
+        ("lottery", gpt(), "prune.method=lottery prune.sparsity=0.5 prune.rate=0.5 prune.rewind=1"),
+        ("lottery, from the start", cnn.clone(), "prune.method=lottery prune.sparsity=0.6 prune.rate=0.4"),
         ("2:4, nesterov", gpt(), "prune.method=2:4 optimizer.name=nesterov"),
         ("llama", llama(), "prune.method=magnitude train.recompute=attention"),
         ("llama, sparse products", llama(), "prune.method=magnitude prune.kernels=sparse"),
@@ -95,7 +95,7 @@ fn cases() -> Vec<(&'static str, Base)> {
         (
             "stages of replicas, zero",
             pipeline("1f1b").set("train.micro_batches=2"),
-            "prune.method=gradual prune.every=2 prune.end=5 parallel.data=2 parallel.zero=1",
+            "prune.method=gradual prune.every=2 prune.end=4 parallel.data=2 parallel.zero=1",
         ),
     ];
     all.into_iter()
@@ -112,7 +112,7 @@ fn fixed((name, base): (&'static str, Base)) -> (&'static str, Base) {
 #[test]
 fn compressed_weights_train_as_dense_weights_bit_for_bit() {
     for (name, base) in cases() {
-        let base = base.steps(7).set("train.eval_every=3");
+        let base = base.steps(5).set("train.eval_every=3");
         let [dense, compressed] = [base.clone(), base.set(COMPRESSED)].map(|base| base.run());
         let shown = |of: &RunSummary| {
             (of.weights_hash.clone(), of.loss, format!("{:?} {:?}", of.validation, of.kept_by_layer))
@@ -131,22 +131,22 @@ fn a_run_goes_on_with_the_other_form() {
     for (name, base) in [
         ("magnitude", gpt().set("prune.method=magnitude")),
         ("rigl", gpt().set("prune.method=rigl prune.every=2 train.precision=bf16")),
-        ("late", gpt().set("prune.method=magnitude prune.at=5")),
-        ("lottery", gpt().set("prune.method=lottery prune.sparsity=0.5 prune.rewind=1")),
+        ("late", gpt().set("prune.method=magnitude prune.at=4")),
+        ("lottery", gpt().set("prune.method=lottery prune.sparsity=0.5 prune.rate=0.3 prune.rewind=1")),
         ("tensor", gpt().set("prune.method=magnitude parallel.tensor=2 prune.embeddings=true")),
         ("zero", gpt().set("prune.method=magnitude parallel.data=2 parallel.zero=1")),
     ] {
-        let base = base.steps(8).set("checkpoint.every=4 train.micro_batches=2");
+        let base = base.steps(6).set("checkpoint.every=3 train.micro_batches=2");
         let (dense, compressed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let expected = hash(base.run_in(dense.path()));
         assert_eq!(hash(base.set(COMPRESSED).run_in(compressed.path())), expected, "{name}");
         let saved =
             |folder: &TempDir, step| contents(&folder.path().join(format!("checkpoints/step-00000{step}")));
-        for step in [4, 8] {
+        for step in [3, 6] {
             assert!(saved(&dense, step) == saved(&compressed, step), "{name}: checkpoints after step {step}");
         }
         for (folder, set) in [(&dense, COMPRESSED), (&compressed, "prune.weights=dense")] {
-            fs::remove_dir_all(folder.path().join("checkpoints/step-000008")).unwrap();
+            fs::remove_dir_all(folder.path().join("checkpoints/step-000006")).unwrap();
             assert_eq!(hash(base.set(set).run_in(folder.path())), expected, "{name}: on with {set}");
         }
     }

@@ -28,7 +28,7 @@ pub fn tiny_gpt(line: impl Display) -> Base {
         layers = 2
         heads = 2
         width = 16
-        context = 24
+        context = 12
     "#;
     on_text(MODEL, 8, line)
 }
@@ -44,7 +44,7 @@ pub fn rotary_llama(line: impl Display) -> Base {
         head_dim = 6
         width = 16
         inner = 20
-        context = 24
+        context = 12
         qkv_bias = true
         qk_norm = true
         rotary_base = 100.0
@@ -59,7 +59,7 @@ pub fn rotary_llama(line: impl Display) -> Base {
 pub fn tiny_llama(line: impl Display) -> Base {
     const MODEL: &str = r#"
         name = "custom"
-        context = 24
+        context = 12
         layers = [
             { type = "embedding", width = 16 },
             { type = "position" },
