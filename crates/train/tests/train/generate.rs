@@ -2,7 +2,6 @@
 //! layout of ranks, and what Hugging Face's GPT-2 generates with the same weights.
 
 use std::path::Path;
-use std::time::Duration;
 
 use espalier_nn::layers::{BatchSlice, ForwardContext, Mode};
 use espalier_nn::model::Model;
@@ -21,10 +20,9 @@ use espalier_train::trained::TrainedModel;
 use espalier_train::trained::on_ranks;
 
 use crate::fixture::Fixture;
-use crate::support::{Base, open, rotary_llama, settings, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{Base, LIMIT, generating, open, rotary_llama, settings, tiny_cnn, tiny_gpt, tiny_llama};
 
 const HOT: Sampling = Sampling { temperature: 1.3, top_k: 9, top_p: 0.95, seed: 5, ..Sampling::GREEDY };
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// Trains in a folder, and opens what came of it.
 fn trained(base: &Base, folder: &Path) -> TrainedModel {
@@ -38,16 +36,6 @@ fn dense() -> Base {
 
 fn pruned() -> Base {
     dense().set("prune.method=magnitude prune.sparsity=0.9 prune.at=2")
-}
-
-/// What a trained model does on the ranks of a layout.
-fn generating<R: Send>(
-    trained: &TrainedModel,
-    set: &str,
-    work: impl Fn(&mut Generator<'_>) -> espalier_train::Result<R> + Sync,
-) -> R {
-    let plan = trained.plan(&settings(set)).unwrap();
-    on_ranks(trained, &plan, &Device::cpu(2).unwrap(), LIMIT, None, work).unwrap()
 }
 
 /// Tokens generated behind a prompt, each from a pass over the full text without a cache.

@@ -86,6 +86,11 @@ fn tokens(fixture: &Fixture, name: &str) -> Vec<u32> {
     fixture.bytes[name].1.iter().map(|id| u32::from(*id)).collect()
 }
 
+/// Writes tokens as a file of them has them.
+fn write_ids(path: &Path, ids: &[u32]) {
+    fs::write(path, ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+}
+
 fn ids() -> Vec<u32> {
     tokens(&expected(), "ids")
 }
@@ -106,7 +111,7 @@ fn started(
 ) -> espalier_train::Result<RunSummary> {
     let tokens = out.with_extension("bin");
     fs::create_dir_all(tokens.parent().unwrap()).unwrap();
-    fs::write(&tokens, ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+    write_ids(&tokens, ids);
     let text = format!(
         r#"
         [model]

@@ -17,8 +17,8 @@ use espalier_train::trainer::Trainer;
 use espalier_train::{Error, RunSummary};
 
 use crate::support::{
-    Base, RecordingObserver, assert_goes_on, assert_predicted, dense_and_pruned, images, on_every_rank,
-    prepare, pruned, take, tiny_cnn, tiny_gpt, try_on_every_rank,
+    Base, RecordingObserver, assert_goes_on, assert_predicted, assert_says, dense_and_pruned, images,
+    on_every_rank, prepare, pruned, take, tiny_cnn, tiny_gpt, try_on_every_rank,
 };
 
 /// Numbers of ranks, of which one is no power of two.
@@ -376,8 +376,10 @@ fn a_rank_that_hangs_is_named() {
     let base = gpt().steps(50).set("parallel.timeout_s=1").replicas(4);
     let hang = || std::thread::sleep(std::time::Duration::from_millis(2500));
     let run_dir = RunDir::at(tempfile::tempdir().unwrap().path());
-    let error = base.run_at(&run_dir, &mut RecordingObserver::then(2, hang)).unwrap_err().to_string();
-    assert!(error.contains(" waited ") && error.contains(" s for rank 0 in "), "{error}");
+    assert_says(
+        base.run_at(&run_dir, &mut RecordingObserver::then(2, hang)).unwrap_err(),
+        &[" waited ", " s for rank 0 in "],
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Tensor parallelism: ranks that have a shard of every large layer each train as one rank does, alone and
 //! with the other axes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 
 use espalier_plan::shard::ElementRun;
@@ -49,6 +49,14 @@ pub fn on(base: &Base, steps: usize) -> Vec<Shown> {
     on_every_rank(&base.steps(steps), |trainer| shown(trainer, steps))
 }
 
+/// How far apart two runs may be: losses and norms relatively, weights by the largest of their tensor.
+#[derive(Clone, Copy)]
+pub struct Within {
+    pub losses: f64,
+    pub norms: f64,
+    pub weights: f32,
+}
+
 /// Runs layouts, and compares each with one rank alone.
 pub fn all_same(
     base: &Base,
@@ -57,43 +65,38 @@ pub fn all_same(
     tolerance: f64,
 ) -> Shown {
     let single = on(base, steps).remove(0);
+    let within = Within { losses: tolerance, norms: 20.0 * tolerance, weights: 1e-3 };
     for layout in layouts {
-        same_as(&single, &base.set(layout), steps, tolerance);
+        same_as(&single, &base.set(layout), steps, within);
     }
     single
 }
 
 /// Runs a layout and compares it with one rank alone.
-fn same_as(single: &Shown, base: &Base, steps: usize, tolerance: f64) {
-    for (rank, many) in on(base, steps).iter().enumerate() {
-        let far = apart(&single.losses, &many.losses);
-        assert!(
-            far < tolerance,
-            "{base}, rank {rank}: losses {far:e} apart\n{:?}\n{:?}",
-            single.losses,
-            many.losses
-        );
-        let far = apart(&single.norms, &many.norms);
-        assert!(
-            far < 20.0 * tolerance,
-            "{base}, rank {rank}: norms {far:e} apart\n{:?}\n{:?}",
-            single.norms,
-            many.norms
-        );
-        assert!(
-            apart(&[single.validation], &[many.validation]) < tolerance,
-            "{base}, rank {rank}: validation"
-        );
+pub fn same_as(single: &Shown, base: &Base, steps: usize, within: Within) {
+    let ranks = on(base, steps);
+    let held: BTreeSet<&String> =
+        ranks.iter().flat_map(|rank| &rank.weights).map(|(name, ..)| name).collect();
+    assert_eq!(held.len(), single.weights.len(), "{base}: every weight is on some rank");
+    for (rank, many) in ranks.iter().enumerate() {
+        for (what, alone, many, most) in [
+            ("losses", &single.losses, &many.losses, within.losses),
+            ("norms", &single.norms, &many.norms, within.norms),
+            ("validation", &vec![single.validation], &vec![many.validation], within.losses),
+        ] {
+            let far = apart(alone, many);
+            assert!(far < most, "{base}, rank {rank}: {what} {far:e} apart\n{alone:?}\n{many:?}");
+        }
         assert!((single.accuracy - many.accuracy).abs() < 0.02, "{base}, rank {rank}: accuracy");
         for (name, runs, values) in &many.weights {
             let (_, _, full) =
                 single.weights.iter().find(|(of, ..)| of == name).expect("a parameter of the model");
-            let largest = largest(full);
+            let largest = largest(full).max(f32::MIN_POSITIVE);
             for run in runs {
                 let (full, values) = (&full[run.in_full..][..run.length], &values[run.at..][..run.length]);
                 let (i, off) = farthest(full, values);
                 assert!(
-                    off / largest < 1e-3,
+                    off / largest < within.weights,
                     "{base}, rank {rank}: {name} at {} is {}, alone {}",
                     run.in_full + i,
                     values[i],

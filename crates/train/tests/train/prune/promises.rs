@@ -114,8 +114,8 @@ fn every_method_keeps_its_promises() {
         let mut on_three = trainer(&base, 3);
         let states = uninterrupted(name, &mut on_three);
         assert_counts(name, &base, &on_three);
-        // Before, between and after the prunings of every method above; in the short form after every third step,
-        // of the next method after other ones. That saving itself changes nothing is seen too.
+        // Before, between and after the prunings of every method above; in the short form after every third step of
+        // each method, beginning with another one for the next. That saving itself changes nothing is seen too.
         let (first_stop, every) = if espalier_testing::long() { (1, 1) } else { (1 + number % 3, 3) };
         let mut on_one = trainer(&base, 1);
         for stopped_after in (first_stop..STEPS).step_by(every) {
@@ -306,19 +306,18 @@ fn a_run_too_short_to_prune_says_so() {
 
 /// What is known before the first step is not reported behind the last.
 #[test]
-fn a_prune_behind_the_last_epoch_is_refused() {
-    let base = tiny_cnn("prune.method=magnitude prune.at=2 train.epochs=1 train.batch=64");
-    let (plan, dataset, device) = prepare(&base, 1);
-    let error = Trainer::new(plan, dataset, &device).unwrap_err().to_string();
-    assert_eq!(error, "`prune.at` is 2, but the run has 2 steps: nothing would ever be pruned");
-}
-
-#[test]
-fn a_lottery_of_too_few_epochs_is_refused() {
-    let base = tiny_cnn("prune.method=lottery train.epochs=1 train.batch=64");
-    let (plan, dataset, device) = prepare(&base, 1);
-    let error = Trainer::new(plan, dataset, &device).unwrap_err().to_string();
-    assert!(error.starts_with("`train.epochs` gives 2 steps, but the lottery trains 13 times"), "{error}");
+fn a_run_of_too_few_epochs_is_refused() {
+    for (settings, expected) in [
+        (
+            "prune.method=magnitude prune.at=2",
+            "`prune.at` is 2, but the run has 2 steps: nothing would ever be pruned",
+        ),
+        ("prune.method=lottery", "`train.epochs` gives 2 steps, but the lottery trains 13 times"),
+    ] {
+        let (plan, dataset, device) = prepare(&tiny_cnn("train.epochs=1 train.batch=64").set(settings), 1);
+        let error = Trainer::new(plan, dataset, &device).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
 }
 
 #[test]
