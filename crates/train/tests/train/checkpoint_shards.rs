@@ -10,11 +10,12 @@ use espalier_tensor::mask::ones;
 use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Result;
 use espalier_train::checkpoint::{
-    Checkpoint, CheckpointTensor, Checkpoints, LoadRequest, LoadTarget, MASKS, MODEL, OPTIMIZER, PRUNER,
-    RunProgress,
+    Checkpoint, CheckpointTensor, Checkpoints, LoadTarget, MASKS, MODEL, OPTIMIZER, PRUNER, RunProgress,
 };
 use espalier_train::parallel::{Ranks, on_threads};
 use proptest::prelude::*;
+
+use crate::support::{assert_says, fill, read_step};
 
 /// A weight, its mask, and what is kept of its state, before anyone has split them.
 #[derive(Debug, Clone)]
@@ -193,11 +194,9 @@ fn read(folder: &Path, full: &FullState, layout: &Layout) {
             None => LoadTarget::full(&mut kept),
             Some(shard) => LoadTarget::of(&mut kept, shard),
         };
-        let request = |file, tensors| LoadRequest { file, tensors, elsewhere: 0, converts: false };
-        checkpoint.fill(&mut [
-            request(MODEL, vec![("w".to_owned(), LoadTarget::of(&mut weight, local.shard.clone()))]),
-            request(OPTIMIZER, vec![(DENSE.to_owned(), dense_target), (KEPT.to_owned(), kept_target)]),
-        ])?;
+        let weight_target = LoadTarget::of(&mut weight, local.shard.clone());
+        fill(&checkpoint, MODEL, vec![("w".to_owned(), weight_target)])?;
+        fill(&checkpoint, OPTIMIZER, vec![(DENSE.to_owned(), dense_target), (KEPT.to_owned(), kept_target)])?;
         assert_eq!(weight.to_f32(), local.weight);
         assert_eq!(dense.to_f32(), local.dense_state);
         assert_eq!(kept.to_f32(), local.kept_state);
@@ -265,9 +264,7 @@ fn shards_that_overlap_or_leave_something_out_are_refused() {
                 .save(&RunProgress::default(), files, &ranks)
                 .map(drop)
         });
-        let read = Checkpoint::read(&folder.path().join("step-000000"), &Ranks::single());
-        let error = read.unwrap_err().to_string();
-        assert!(error.contains(message), "{error}");
+        assert_says(read_step(folder.path(), 0).unwrap_err(), &[message]);
     }
 }
 
@@ -294,14 +291,12 @@ fn state_that_is_not_of_the_mask_is_refused() {
         ];
         Checkpoints::new(folder.path(), 1, "m", "f32").save(&RunProgress::default(), files, &ranks).map(drop)
     });
-    let checkpoint = Checkpoint::read(&folder.path().join("step-000000"), &Ranks::single()).unwrap();
+    let checkpoint = read_step(folder.path(), 0).unwrap();
     let device = Device::cpu(1).unwrap();
     let kept = full.kept.iter().filter(|kept| **kept).count();
     let mut state = tensor(&device, &[kept], &vec![5.0; kept]);
     let tensors = vec![(KEPT.to_owned(), LoadTarget::full(&mut state))];
-    let request = LoadRequest { file: OPTIMIZER, tensors, elsewhere: 0, converts: false };
-    let error = checkpoint.fill(&mut [request]).unwrap_err().to_string();
-    assert!(error.contains("where its mask keeps"), "{error}");
+    assert_says(fill(&checkpoint, OPTIMIZER, tensors).unwrap_err(), &["where its mask keeps"]);
     assert!(state.to_f32().iter().all(|x| *x == 5.0), "nothing was touched");
 }
 
@@ -334,7 +329,7 @@ fn a_description_with_a_flipped_bit_is_noticed() {
     let bytes = std::fs::read(&file).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let text = String::from_utf8_lossy(&bytes[8..header]);
-    assert!(text.contains("held") && text.contains("kept_by") && text.contains("start"), "{text}");
+    assert_says(&text, &["held", "kept_by", "start"]);
     // In the short form a bit of every byte, another one from byte to byte.
     for bit in (0..8 * header).step_by(if espalier_testing::long() { 1 } else { 7 }) {
         let mut flipped = bytes.clone();

@@ -18,7 +18,7 @@ const OPTIMIZERS: [(&str, f64); 7] = [
 ];
 
 /// Steps by which nearly every weight that is kept has moved.
-const SHORT: usize = 25;
+const SHORT: usize = 12;
 
 fn pruned(base: &Base, method: &str, sparsity: f64) -> Base {
     base.set(format!("prune.method={method} prune.sparsity={sparsity}"))

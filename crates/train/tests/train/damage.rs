@@ -10,7 +10,7 @@ use espalier_train::checkpoint::Checkpoint;
 use espalier_train::parallel::Ranks;
 use espalier_train::run::{Observer, RunDir};
 
-use crate::support::{self, Base, RecordingObserver, hash, resumed};
+use crate::support::{self, Base, RecordingObserver, assert_says, hash, resumed};
 
 /// Names in the folder of checkpoints, in order.
 fn names(folder: &Path) -> Vec<String> {
@@ -33,10 +33,7 @@ fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 }
 
 fn damage(checkpoint: &Path) {
-    let path = checkpoint.join("model.safetensors");
-    let mut bytes = fs::read(&path).unwrap();
-    *bytes.last_mut().unwrap() ^= 1;
-    fs::write(path, bytes).unwrap();
+    support::flip_a_bit(&checkpoint.join("model.safetensors"));
 }
 
 /// Where no checkpoint is intact, resuming is refused and changes nothing; starting over is asked for, and
@@ -54,12 +51,8 @@ fn what_might_be_rescued_is_never_written_over() {
     let error = base.steps(6).fails(&resumed(at));
     assert!(matches!(error, Error::File { .. }), "{error:?}");
     let message = error.to_string();
-    assert!(
-        message.contains("no intact checkpoint is left")
-            && message.contains("step-000004: model.safetensors"),
-        "{message}"
-    );
-    assert!(message.contains("espalier verify") && message.contains("--resume --fresh"), "{message}");
+    assert_says(&message, &["no intact checkpoint is left", "step-000004: model.safetensors"]);
+    assert_says(&message, &["espalier verify", "--resume --fresh"]);
     assert!(contents(at) == before, "nothing was changed");
 
     let fresh = RunDir { fresh: true, ..resumed(at) };
@@ -170,11 +163,7 @@ fn a_checkpoint_that_cannot_be_read_ends_the_run_and_keeps_its_name() {
         std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
         let error = base.steps(6).fails(&resumed(at));
         assert!(matches!(error, Error::Disk { .. }), "{ranks} ranks: {error:?}");
-        let message = error.to_string();
-        assert!(
-            message.contains("step-000004: the checkpoint cannot be read, and is not known to be damaged"),
-            "{message}"
-        );
+        assert_says(error, &["step-000004: the checkpoint cannot be read, and is not known to be damaged"]);
         assert_eq!(names(at), ["step-000002", "step-000004"], "{ranks} ranks: nothing was changed");
         fs::rename(&aside, &manifest).unwrap();
         let (_, observer) = base.steps(6).resume_observed(at);
@@ -246,7 +235,7 @@ fn what_is_not_finite_is_neither_saved_nor_a_success() {
         let folder = tempfile::tempdir().unwrap();
         let error = exploding(&ranks).steps(1).fails(&RunDir::at(folder.path()));
         assert!(matches!(error, Error::NotFinite { step: 1, .. }), "{error}");
-        assert!(error.to_string().contains("the validation loss is NaN or infinite after step 1"), "{error}");
+        assert_says(&error, &["the validation loss is NaN or infinite after step 1"]);
         assert!(!folder.path().join("checkpoints").exists());
 
         // Nobody evaluates validation data: the weights themselves do, where they are saved and where they

@@ -8,10 +8,12 @@ use espalier_plan::{Shard, split};
 use espalier_tensor::{Category, DType, Device, Tensor};
 use espalier_train::Result;
 use espalier_train::checkpoint::{
-    Checkpoint, CheckpointTensor, Checkpoints, LoadRequest, LoadTarget, MASKS, MODEL, OPTIMIZER, RunProgress,
+    Checkpoint, CheckpointTensor, Checkpoints, LoadTarget, MASKS, MODEL, OPTIMIZER, RunProgress,
 };
 use espalier_train::parallel::{Ranks, on_threads};
 use safetensors::SafeTensors;
+
+use crate::support::{fill, read_step};
 
 /// One filter, 1 x 2 positions, three inputs: tens are inputs, ones positions.
 const SHAPE: [usize; 4] = [1, 1, 2, 3];
@@ -46,43 +48,33 @@ fn saved(ranks: usize) -> tempfile::TempDir {
     folder
 }
 
-fn read(folder: &std::path::Path) -> Checkpoint {
-    Checkpoint::read(&folder.join("step-000000"), &Ranks::single()).unwrap()
-}
-
 /// Fills a tensor of zeros.
-fn loaded(
-    checkpoint: &Checkpoint,
-    file: &str,
-    name: &str,
-    shape: &[usize],
-) -> std::result::Result<Vec<f32>, String> {
+fn loaded(checkpoint: &Checkpoint, file: &str, name: &str, shape: &[usize]) -> Vec<f32> {
     let mut tensor = Tensor::zeros(&Device::cpu(1).unwrap(), shape, DType::F32, Category::Weights).unwrap();
     let tensors = vec![(name.to_owned(), LoadTarget::full(&mut tensor))];
-    let request = LoadRequest { file, tensors, elsewhere: 0, converts: false };
-    checkpoint.fill(&mut [request]).map_err(|error| error.to_string())?;
-    Ok(tensor.to_f32())
+    fill(checkpoint, file, tensors).unwrap();
+    tensor.to_f32()
 }
 
 #[test]
 fn full_filters_are_in_files_as_pytorch_has_them() {
     let folder = saved(1);
-    let checkpoint = read(folder.path());
+    let checkpoint = read_step(folder.path(), 0).unwrap();
     let bytes = fs::read(folder.path().join("step-000000").join(MODEL)).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let weight = file.tensor("w").unwrap();
     let numbers: Vec<f32> =
         weight.data().as_chunks().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
     assert_eq!((weight.shape(), &numbers[..]), (&[1, 3, 1, 2][..], &IN_FILES[..]));
-    assert_eq!(loaded(&checkpoint, MODEL, "w", &SHAPE).unwrap(), IN_MEMORY);
-    assert_eq!(loaded(&checkpoint, OPTIMIZER, "moment0/w", &[4]).unwrap(), MOMENTS);
+    assert_eq!(loaded(&checkpoint, MODEL, "w", &SHAPE), IN_MEMORY);
+    assert_eq!(loaded(&checkpoint, OPTIMIZER, "moment0/w", &[4]), MOMENTS);
     let full = Shard::full(&SHAPE);
     assert_eq!(checkpoint.packed(MASKS, "w", &full, 1).unwrap().unwrap(), [MASK]);
     // Half of the inputs, read by a rank that has no more.
     let (second, device) = (full.narrow(3, &[1..2]), Device::cpu(1).unwrap());
     let mut some = Tensor::zeros(&device, &[1, 1, 2, 1], DType::F32, Category::Weights).unwrap();
     let tensors = vec![("w".to_owned(), LoadTarget::of(&mut some, second))];
-    checkpoint.fill(&mut [LoadRequest { file: MODEL, tensors, elsewhere: 0, converts: false }]).unwrap();
+    fill(&checkpoint, MODEL, tensors).unwrap();
     assert_eq!(some.to_f32(), [10.0, 11.0]);
 }
 
@@ -96,18 +88,18 @@ fn what_an_earlier_version_wrote_is_read() {
         manifest["format"] = 1.into();
         manifest.as_object_mut().unwrap().remove("blake3");
         fs::write(&path, manifest.to_string()).unwrap();
-        let older = read(folder.path());
-        assert_eq!(loaded(&older, MODEL, "w", &SHAPE).unwrap(), IN_MEMORY);
+        let older = read_step(folder.path(), 0).unwrap();
+        assert_eq!(loaded(&older, MODEL, "w", &SHAPE), IN_MEMORY);
         // In the file kept are position 1 of input 0, both of input 1 and position 1 of input 2: in memory input 1 of
         // position 0, then all of position 1.
         let full = Shard::full(&SHAPE);
         assert_eq!(older.packed(MASKS, "w", &full, 1).unwrap().unwrap(), [0b111010]);
-        assert_eq!(loaded(&older, OPTIMIZER, "moment0/w", &[4]).unwrap(), [0.2, 0.1, 0.3, 0.4]);
+        assert_eq!(loaded(&older, OPTIMIZER, "moment0/w", &[4]), [0.2, 0.1, 0.3, 0.4]);
         // The share of the second of two ranks.
         let mut half = Tensor::zeros(&Device::cpu(1).unwrap(), &[2], DType::F32, Category::Weights).unwrap();
         let share = LoadTarget::of(&mut half, Shard::full(&[4]).starting_at(2));
         let tensors = vec![("moment0/w".to_owned(), share)];
-        older.fill(&mut [LoadRequest { file: OPTIMIZER, tensors, elsewhere: 0, converts: false }]).unwrap();
+        fill(&older, OPTIMIZER, tensors).unwrap();
         assert_eq!(half.to_f32(), [0.3, 0.4]);
     }
 }

@@ -2,7 +2,6 @@
 //! layout of ranks, and what Hugging Face's GPT-2 generates with the same weights.
 
 use std::path::Path;
-use std::time::Duration;
 
 use espalier_nn::layers::{BatchSlice, ForwardContext, Mode};
 use espalier_nn::model::Model;
@@ -21,10 +20,9 @@ use espalier_train::trained::TrainedModel;
 use espalier_train::trained::on_ranks;
 
 use crate::fixture::Fixture;
-use crate::support::{Base, open, rotary_llama, settings, tiny_cnn, tiny_gpt, tiny_llama};
+use crate::support::{Base, LIMIT, generating, open, rotary_llama, settings, tiny_cnn, tiny_gpt, tiny_llama};
 
 const HOT: Sampling = Sampling { temperature: 1.3, top_k: 9, top_p: 0.95, seed: 5, ..Sampling::GREEDY };
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// Trains in a folder, and opens what came of it.
 fn trained(base: &Base, folder: &Path) -> TrainedModel {
@@ -33,21 +31,11 @@ fn trained(base: &Base, folder: &Path) -> TrainedModel {
 }
 
 fn dense() -> Base {
-    tiny_gpt("train.steps=8")
+    tiny_gpt("train.steps=8 model.context=24")
 }
 
 fn pruned() -> Base {
-    tiny_gpt("train.steps=8 prune.method=magnitude prune.sparsity=0.9 prune.at=2")
-}
-
-/// What a trained model does on the ranks of a layout.
-fn generating<R: Send>(
-    trained: &TrainedModel,
-    set: &str,
-    work: impl Fn(&mut Generator<'_>) -> espalier_train::Result<R> + Sync,
-) -> R {
-    let plan = trained.plan(&settings(set)).unwrap();
-    on_ranks(trained, &plan, &Device::cpu(2).unwrap(), LIMIT, None, work).unwrap()
+    dense().set("prune.method=magnitude prune.sparsity=0.9 prune.at=2")
 }
 
 /// Tokens generated behind a prompt, each from a pass over the full text without a cache.
@@ -73,8 +61,8 @@ fn tokens_are_those_of_reading_the_full_text_every_time() {
     for (name, base) in [
         ("dense", dense()),
         ("pruned", pruned()),
-        ("llama", tiny_llama("train.steps=8")),
-        ("rotary", rotary_llama("train.steps=8")),
+        ("llama", tiny_llama("train.steps=8 model.context=24")),
+        ("rotary", rotary_llama("train.steps=8 model.context=24")),
     ] {
         let trained = trained(&base, &folder.path().join(name));
         for (text, sampling) in [("12+7=", Sampling::GREEDY), ("5", Sampling::GREEDY), ("31-4", HOT)] {
@@ -295,7 +283,7 @@ fn a_run_shows_what_its_model_generates() {
     ];
     for layout in layouts {
         let folder = tempfile::tempdir().unwrap();
-        let quiet = tiny_gpt("train.steps=6 train.eval_every=2").set(layout);
+        let quiet = tiny_gpt("train.steps=6 train.eval_every=2 model.context=24").set(layout);
         let asks = "sample.prompt=12+ sample.tokens=12 sample.every=2 sample.temperature=0.5";
         let talks = quiet.set(asks);
         let (with, observer) = talks.run_observed_at(&RunDir::at(folder.path()));
@@ -325,9 +313,9 @@ fn a_run_shows_what_its_model_generates() {
 /// Before the first step, not at the end of the run.
 #[test]
 fn a_prompt_that_is_too_long_for_the_model_is_refused_at_once() {
-    let base = tiny_gpt(format!("train.steps=1 sample.prompt=\"{}\"", "1".repeat(25)));
+    let base = tiny_gpt(format!("train.steps=1 sample.prompt=\"{}\"", "1".repeat(13)));
     assert_eq!(
         base.run_observed().0.unwrap_err().to_string(),
-        "`sample.prompt` has 25 tokens, more than `model.context` = 24: shorten it"
+        "`sample.prompt` has 13 tokens, more than `model.context` = 12: shorten it"
     );
 }

@@ -69,31 +69,7 @@ fn check(cases: impl IntoIterator<Item = (String, Base)>) {
 }
 
 fn gpt(precision: &str) -> Base {
-    const RUN: &str = r#"
-        seed = 11
-        [model]
-        name = "gpt"
-        layers = 2
-        heads = 2
-        width = 16
-        context = 16
-        dropout = 0.1
-        [data]
-        kind = "text"
-        [train]
-        batch = 8
-        steps = 4
-        micro_batches = 2
-        eval_every = 2
-        eval_samples = 6
-        clip = 1.0
-        [learning_rate]
-        peak = 1e-2
-        warmup = 1
-        [checkpoint]
-        last = false
-    "#;
-    base(RUN).set(format!("data.path={TEXT} train.precision={precision}"))
+    base(include_str!("golden/gpt.toml")).set(format!("data.path={TEXT} train.precision={precision}"))
 }
 
 fn pruned(base: &Base) -> Base {

@@ -122,13 +122,13 @@ fn assert_learns_as(one: &Shown, base: &Base, gpu: &Device, tolerance: f64) -> S
 }
 
 fn gpt() -> Base {
-    tiny_gpt("train.batch=8 train.eval_samples=11 model.dropout=0.1 model.layers=4")
+    tiny_gpt("train.batch=8 train.eval_samples=11 model.dropout=0.1 model.layers=4 model.context=24")
         .set("optimizer.name=sgd learning_rate.peak=0.3 learning_rate.decay_steps=100")
 }
 
 /// With every field of the family, and products whose columns begin at a GPU's 16 bytes.
 fn llama() -> Base {
-    rotary_llama("train.batch=8 train.eval_samples=11 model.head_dim=8 model.inner=24")
+    rotary_llama("train.batch=8 train.eval_samples=11 model.head_dim=8 model.inner=24 model.context=24")
         .set("optimizer.name=sgd learning_rate.peak=0.3 learning_rate.decay_steps=100")
 }
 
@@ -254,7 +254,7 @@ fn shards_and_tiles_that_share_a_gpu_learn_as_one() {
 #[test]
 fn moments_in_bf16_are_rounded_alike_on_a_gpu() {
     let Some(gpu) = gpu() else { return };
-    let base = tiny_gpt("train.batch=8 train.eval_samples=11 optimizer.moments=bf16")
+    let base = tiny_gpt("train.batch=8 train.eval_samples=11 model.context=24 optimizer.moments=bf16")
         .set("prune.method=magnitude prune.sparsity=0.8");
     let bf16 = base.set("train.precision=bf16 optimizer.master=low-bits");
     for base in [&base, &bf16] {

@@ -86,6 +86,11 @@ fn tokens(fixture: &Fixture, name: &str) -> Vec<u32> {
     fixture.bytes[name].1.iter().map(|id| u32::from(*id)).collect()
 }
 
+/// Writes tokens as a file of them has them.
+fn write_ids(path: &Path, ids: &[u32]) {
+    fs::write(path, ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+}
+
 fn ids() -> Vec<u32> {
     tokens(&expected(), "ids")
 }
@@ -106,7 +111,7 @@ fn started(
 ) -> espalier_train::Result<RunSummary> {
     let tokens = out.with_extension("bin");
     fs::create_dir_all(tokens.parent().unwrap()).unwrap();
-    fs::write(&tokens, ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect::<Vec<u8>>()).unwrap();
+    write_ids(&tokens, ids);
     let text = format!(
         r#"
         [model]
@@ -351,8 +356,7 @@ fn a_tokenizer_is_handed_on() {
 fn state_dicts_of_torchvision_are_recognised() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let text =
-        "[model]\nname = \"resnet-18\"\n[data]\nkind = \"shapes\"\ncount = 16\n[train]\nsteps = 0\nbatch = 4";
+    let text = "[model]\nname = \"resnet-18\"\n[data]\nkind = \"shapes\"\ncount = 16\n[train]\nsteps = 0\nbatch = 4\n[optimizer]\nname = \"sgd\"";
     let hashed = base(text).run_in(&at("run")).weights_hash.unwrap();
     let mut all = tensors(&newest(&at("run")).join("model.safetensors"));
     all.insert("bn1.num_batches_tracked".into(), (Dtype::I64, Vec::new(), vec![0; 8]));

@@ -32,7 +32,7 @@ fn some<T>(all: Vec<T>, count: usize) -> Vec<T> {
 }
 
 fn steps() -> usize {
-    if espalier_testing::long() { 50 } else { 4 }
+    if espalier_testing::long() { 50 } else { 3 }
 }
 
 /// Runs layouts against one rank, dense and pruned.

@@ -34,7 +34,7 @@ fn sharded_state_gives_the_bits_of_replicated_state_on_every_stage() {
     ] {
         for (stages, schedule) in [(2, "1f1b"), (2, "chimera"), (2, "zb-h1"), (3, "gpipe")] {
             let base = on(&base, stages, 2, schedule);
-            let (replicated, shared) = (base.steps(6).run(), base.set("parallel.zero=true").steps(6).run());
+            let (replicated, shared) = (base.steps(5).run(), base.set("parallel.zero=true").steps(5).run());
             let what = format!("{what}, {stages} stages, {schedule}");
             assert_eq!(replicated.weights_hash, shared.weights_hash, "{what}");
             assert_eq!(replicated.loss, shared.loss, "{what}");
@@ -54,26 +54,24 @@ fn llama_s_layers_learn_and_every_layout_is_the_same_run() {
 
 fn learns_the_same_everywhere(base: &Base) {
     let loss = |base: &Base, steps: usize| base.steps(steps).run().loss.unwrap();
-    let long = loss(&base.set("train.batch=16"), 40);
+    let long = loss(&base.set("train.batch=16 model.context=24"), 40);
     let first = loss(base, 1);
     assert!(long < 0.85 * first, "{first} at first, {} after 40 steps", long);
-    let single = base.steps(6).run();
+    let wanted = loss(base, 6);
     for (stages, data, schedule) in [(2, 1, "1f1b"), (3, 1, "zb-h1"), (1, 2, ""), (2, 2, "gpipe")] {
-        let (got, wanted) = (loss(&on(base, stages, data, schedule), 6), single.loss.unwrap());
+        let got = loss(&on(base, stages, data, schedule), 6);
         assert!((got - wanted).abs() < 2e-5, "{stages} stages of {data}, {schedule}: {got}, alone {wanted}");
     }
-    for again in ["block", "attention"] {
-        let recomputed = base.set(format!("train.recompute={again}"));
-        assert_eq!(recomputed.steps(6).run().weights_hash, single.weights_hash, "{again} recomputed");
-        for schedule in ["1f1b", "zb-h1"] {
-            let [kept, made] =
-                [base, &recomputed].map(|base| on(base, 2, 1, schedule).steps(6).run().weights_hash);
-            assert_eq!(made, kept, "{again} recomputed in stages, {schedule}");
+    let in_stages = ["1f1b", "zb-h1"].map(|schedule| on(base, 2, 1, schedule).steps(4));
+    for kept in [base.steps(4)].iter().chain(&in_stages) {
+        let expected = kept.run().weights_hash;
+        for again in ["train.recompute=block", "train.recompute=attention"] {
+            assert_eq!(kept.set(again).run().weights_hash, expected, "{kept}, {again}");
         }
     }
     let pruned = base.set("prune.method=magnitude prune.sparsity=0.7");
     let [dense, compressed] =
-        ["dense", "compressed"].map(|state| pruned.set(format!("prune.state={state}")).steps(6).run());
+        ["dense", "compressed"].map(|state| pruned.set(format!("prune.state={state}")).steps(4).run());
     assert_eq!(dense.weights_hash, compressed.weights_hash, "compressed is masked-dense");
 }
 
@@ -111,7 +109,7 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
         let folder = saved(&base, steps);
         let before = files(folder.path());
         assert_eq!(before.contains_key("pruner.safetensors"), what != "statistics", "{what}");
-        for (stages, data, schedule, zero) in [
+        let layouts = [
             (2, 1, "1f1b", 0),
             (2, 2, "1f1b", 1),
             (3, 1, "zb-h1", 0),
@@ -120,14 +118,14 @@ fn a_checkpoint_goes_through_any_layout_unchanged() {
             (2, 1, "interleaved", 0),
             (1, 4, "", 1),
             (2, 2, "interleaved", 2),
-        ] {
-            let layout = on(&base, stages, data, schedule).set(format!("parallel.zero={zero}"));
-            let after = files(passed_on(folder.path(), [layout, base.clone()]).path());
-            let changed: Vec<&String> =
-                before.keys().filter(|name| before.get(*name) != after.get(*name)).collect();
-            let layout = format!("{what}: {stages} stages, {data} replicas, {schedule}, shared {zero}");
-            assert!(changed.is_empty() && after.len() == before.len(), "{layout}: {changed:?}");
-        }
+        ];
+        let layouts = layouts.map(|(stages, data, schedule, zero)| {
+            on(&base, stages, data, schedule).set(format!("parallel.zero={zero}"))
+        });
+        let after = files(passed_on(folder.path(), layouts.into_iter().chain([base.clone()])).path());
+        let changed: Vec<&String> =
+            before.keys().filter(|name| before.get(*name) != after.get(*name)).collect();
+        assert!(changed.is_empty() && after.len() == before.len(), "{what}: {changed:?}");
     }
 }
 
@@ -149,7 +147,7 @@ fn scores_on_stages_and_replicas_are_those_of_one_rank() {
         ("wanda", base.set("prune.embeddings=false prune.method=wanda prune.samples=21"), 1),
         ("snip", base.set("prune.method=snip prune.samples=21"), 1),
         ("grasp", base.set("prune.method=grasp prune.samples=12"), 1),
-        ("rigl", base.set("prune.method=rigl prune.every=1 prune.until=1"), 4),
+        ("rigl", base.set("prune.method=rigl prune.every=1 prune.until=1"), 3),
     ] {
         // RigL uses a micro-batch: of one rank it is as large as those of all replicas together.
         let single = [1, 2].map(|data| masks(&base.set(format!("train.micro_batches={}", 4 / data)), steps));

@@ -91,11 +91,11 @@ fn activations_in_flight_are_exactly_those_predicted_for_every_rank() {
                     continue;
                 }
                 let base = base
-                    .set("train.batch=8 train.micro_batches=4 train.steps=6")
+                    .set("train.batch=8 train.micro_batches=4 train.steps=4")
                     .set(format!("parallel.pipeline={stages} parallel.schedule={schedule}"))
                     .set(format!("train.recompute={recompute}"));
                 // Where a step ends before the next begins, all are as the first.
-                let steps = if ["pipedream", "2bw"].contains(&schedule) { 6 } else { 2 };
+                let steps = if ["pipedream", "2bw"].contains(&schedule) { 4 } else { 2 };
                 let [measured, predicted] = peaks(&base, steps, [Category::Activations]);
                 let case = format!("model {number}, {schedule} of {stages} stages, recompute = {recompute}");
                 if schedule == "axonn" && stages > 2 {
@@ -312,7 +312,7 @@ fn recomputation_lowers_the_peak_of_activations() {
     };
     // Of each token in f32: the id; of six layers ten widths and 6 numbers, or six widths and 2; of the head
     // two widths and 2. By blocks: five layers' inputs, and the sixth in full as it runs again.
-    let bytes = |numbers: usize| 4 * 4 * 24 * numbers;
+    let bytes = |numbers: usize| 4 * 4 * 12 * numbers;
     assert_eq!(peak("none"), bytes(1 + 6 * (10 * 16 + 6) + 34));
     assert_eq!(peak("attention"), bytes(1 + 6 * (6 * 16 + 2) + 34));
     assert_eq!(peak("block"), bytes(1 + 5 * 16 + 10 * 16 + 6));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use espalier_tensor::Category;
-use espalier_testing::{farthest, largest};
+use espalier_testing::{apart, farthest, largest};
 use espalier_train::Result;
 use espalier_train::trainer::Trainer;
 
@@ -29,9 +29,7 @@ fn run(base: &Base, steps: usize) -> Shown {
 fn assert_same(a: &Shown, b: &Shown, what: &str) {
     assert!(a.1.keys().eq(b.1.keys()), "{what}: every tensor is somewhere");
     assert!(a.1.keys().any(|name| name.ends_with("running_var")), "there are statistics");
-    for (a, b) in a.0.iter().zip(&b.0) {
-        assert!((a - b).abs() < 1e-6 * a.abs(), "{what}: losses {a} and {b}");
-    }
+    assert!(apart(&a.0, &b.0) < 1e-6, "{what}: losses {:?} and {:?}", a.0, b.0);
     for (name, a) in &a.1 {
         let (_, off) = farthest(a, &b.1[name]);
         assert!(off <= 2e-6 * largest(a), "{what}: {name} is off by {off}");

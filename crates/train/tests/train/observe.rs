@@ -54,7 +54,7 @@ fn what_layers_read_of_training_samples_does_not_depend_on_stages() {
     let one = observed("");
     // Four of each block, and the head.
     assert_eq!(one.len(), 2 * 4 + 1);
-    assert!(one.values().all(|(rows, _)| *rows == 7 * 24), "all positions of all samples");
+    assert!(one.values().all(|(rows, _)| *rows == 7 * 12), "all positions of all samples");
     let chimera = "parallel.pipeline=2 train.micro_batches=2 parallel.schedule=chimera";
     for changes in ["parallel.pipeline=2", "parallel.pipeline=3", chimera] {
         assert_eq!(observed(changes), one, "{changes}");

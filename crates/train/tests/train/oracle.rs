@@ -59,75 +59,6 @@ struct Oracle {
     head: &'static str,
 }
 
-const GPT: &str = r#"
-    [model]
-    name = "gpt"
-    layers = 2
-    heads = 2
-    width = 16
-    context = 16
-    [data]
-    kind = "arithmetic"
-"#;
-
-const LLAMA: &str = r#"
-    [model]
-    name = "custom"
-    context = 16
-    layers = [
-        { type = "embedding", width = 16 },
-        { type = "position" },
-        { type = "residual", branch = [
-            { type = "rms_norm", eps = 1e-6 },
-            { type = "branches", join = "concat", branches = [
-                [{ type = "linear", output = 16, bias = false }],
-                [{ type = "linear", output = 8, bias = false }],
-                [{ type = "linear", output = 8, bias = false }],
-            ] },
-            { type = "attention", heads = 4, kv_heads = 2 },
-            { type = "linear", output = 16, bias = false },
-        ] },
-        { type = "residual", branch = [
-            { type = "rms_norm", eps = 1e-6 },
-            { type = "branches", join = "product", branches = [
-                [{ type = "linear", output = 24, bias = false }, { type = "silu" }],
-                [{ type = "linear", output = 24, bias = false }],
-            ] },
-            { type = "linear", output = 16, bias = false },
-        ] },
-        { type = "rms_norm", eps = 1e-6 },
-        { type = "linear", bias = false },
-    ]
-    [data]
-    kind = "arithmetic"
-"#;
-
-const CNN: &str = r#"
-    [model]
-    name = "custom"
-    layers = [
-        { type = "conv", output = 8, kernel = 3, padding = 1, bias = false },
-        { type = "batch_norm" },
-        { type = "relu" },
-        { type = "residual", branch = [
-            { type = "conv", output = 12, kernel = 3, stride = 2, padding = 1, bias = false },
-            { type = "batch_norm" },
-            { type = "relu" },
-            { type = "conv", output = 12, kernel = 3, padding = 1, bias = false },
-            { type = "batch_norm" },
-        ], shortcut = [
-            { type = "conv", output = 12, kernel = 1, stride = 2, bias = false },
-            { type = "batch_norm" },
-        ] },
-        { type = "relu" },
-        { type = "max_pool", kernel = 2 },
-        { type = "global_avg_pool" },
-        { type = "linear", output = 5 },
-    ]
-    [data]
-    kind = "shapes"
-"#;
-
 impl Oracle {
     fn read(file: &[u8], text: &'static str, facts: DataFacts, head: &'static str) -> Oracle {
         let Fixture { f32: tensors, words, bytes, metadata } = Fixture::read(file);
@@ -137,17 +68,32 @@ impl Oracle {
 
     fn gpt() -> Oracle {
         let facts = DataFacts { vocab: Some(24), image: None, classes: None };
-        Oracle::read(include_bytes!("../oracle/gpt.safetensors"), GPT, facts, "wte.weight")
+        Oracle::read(
+            include_bytes!("../oracle/gpt.safetensors"),
+            include_str!("../oracle/gpt.toml"),
+            facts,
+            "wte.weight",
+        )
     }
 
     fn llama() -> Oracle {
         let facts = DataFacts { vocab: Some(24), image: None, classes: None };
-        Oracle::read(include_bytes!("../oracle/llama.safetensors"), LLAMA, facts, "layers.5.weight")
+        Oracle::read(
+            include_bytes!("../oracle/llama.safetensors"),
+            include_str!("../oracle/llama.toml"),
+            facts,
+            "layers.5.weight",
+        )
     }
 
     fn cnn() -> Oracle {
         let facts = DataFacts { vocab: None, image: Some((8, 8, 3)), classes: Some(5) };
-        Oracle::read(include_bytes!("../oracle/cnn.safetensors"), CNN, facts, "layers.7.weight")
+        Oracle::read(
+            include_bytes!("../oracle/cnn.safetensors"),
+            include_str!("../oracle/cnn.toml"),
+            facts,
+            "layers.7.weight",
+        )
     }
 
     fn micro_batches(&self) -> usize {

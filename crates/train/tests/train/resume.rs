@@ -11,7 +11,7 @@ use espalier_train::Error;
 use espalier_train::checkpoint::Checkpoints;
 use espalier_train::run::RunDir;
 
-use crate::support::{self, assert_goes_on, hash, names, resumed};
+use crate::support::{self, assert_goes_on, assert_says, hash, names, resumed};
 
 /// Goes on in a folder. What the checkpoint itself does not fit is to be found, not what the run file says.
 fn other_model(folder: &Path) -> RunDir {
@@ -26,7 +26,7 @@ fn two_halves_equal_the_uninterrupted_run_bit_for_bit() {
         for optimizer in OPTIMIZERS {
             let base = support::tiny_gpt("model.dropout=0.1 train.micro_batches=2")
                 .set(format!("train.precision={precision} optimizer.name={optimizer}"));
-            assert_goes_on(&base, [4, 8]);
+            assert_goes_on(&base, [3, 6]);
         }
     }
 }
@@ -40,11 +40,7 @@ fn running_statistics_of_batch_norm_are_resumed_too() {
 fn a_damaged_checkpoint_is_reported_and_the_one_before_it_used() {
     type Damage = fn(&Path);
     let damages: [(&str, Damage); 4] = [
-        ("hash", |path| {
-            let mut bytes = fs::read(path.join("model.safetensors")).unwrap();
-            *bytes.last_mut().unwrap() ^= 1;
-            fs::write(path.join("model.safetensors"), bytes).unwrap();
-        }),
+        ("hash", |path| support::flip_a_bit(&path.join("model.safetensors"))),
         ("bytes instead of", |path| {
             let bytes = fs::read(path.join("optimizer.safetensors")).unwrap();
             fs::write(path.join("optimizer.safetensors"), &bytes[..bytes.len() / 2]).unwrap();
@@ -82,8 +78,7 @@ fn a_used_folder_and_an_empty_one_are_told_apart() {
     for ranks in [1, 2] {
         let folder = tempfile::tempdir().unwrap();
         let base = support::tiny_gpt("").steps(2).replicas(ranks);
-        let error = base.fails(&resumed(folder.path())).to_string();
-        assert!(error.contains("no run here to resume"), "{error}");
+        assert_says(base.fails(&resumed(folder.path())), &["no run here to resume"]);
         base.run_in(folder.path());
         let error = base.fails(&RunDir::at(folder.path()));
         assert!(matches!(&error, Error::File { why, .. } if why.contains("--resume")), "{error}");

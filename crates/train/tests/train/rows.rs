@@ -32,7 +32,7 @@ fn rows(count: usize) -> String {
 fn on_rows(base: Base, file: &Path, more: &str) -> Base {
     // What is left of other data has no effect, and would be refused.
     let base = base.set(format!("data.count= data.kind=jsonl data.path={}", file.display()));
-    base.set("data.validation=0.2 train.eval_samples=0").set(more)
+    base.set("data.validation=0.2 train.eval_samples=0 model.context=24").set(more)
 }
 
 fn file(folder: &Path, count: usize) -> std::path::PathBuf {

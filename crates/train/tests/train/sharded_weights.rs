@@ -20,79 +20,84 @@ fn gpt() -> Base {
 
 /// A sample of every kind: each method, schedule and axis is in one of them at least, or in zero.rs, which has
 /// every optimizer too.
-fn cases() -> Vec<(&'static str, Base)> {
-    let cnn = tiny_cnn("train.batch=8 train.eval_samples=5 train.eval_batch=1");
+fn cases() -> Vec<Base> {
+    let cnn = tiny_cnn("train.eval_samples=5 train.eval_batch=1");
     let resnet = images().set("model.name=resnet8 data.size=16 data.count=32");
-    let pruned = |method: &str| gpt().set(format!("prune.method={method} prune.sparsity=0.8"));
-    let moving = |method: &str| pruned(method).set("prune.every=2");
-    let pipeline = |schedule: &str| {
-        gpt().set(format!("train.batch=16 parallel.pipeline=2 parallel.schedule={schedule}"))
-    };
-    let all = [
-        ("dense", gpt(), "parallel.data=2 train.clip=0.5"),
-        ("dense, bf16, own head", gpt(), "parallel.data=4 train.precision=bf16 model.tied=false"),
-        ("one micro-batch", gpt(), "parallel.data=4 train.micro_batches=1"),
+    let all: [(Base, &[&str]); 5] = [
         (
-            "bf16 moments, low bits",
-            pruned("random"),
-            "parallel.data=2 train.precision=bf16 optimizer.moments=bf16 optimizer.master=low-bits",
+            gpt(),
+            &[
+                "parallel.data=2 train.clip=0.5",
+                "parallel.data=4 train.precision=bf16 model.tied=false",
+                "parallel.data=4 train.micro_batches=1",
+                "parallel.data=2 train.recompute=attention",
+                "parallel.data=2 prune.method=2:4 prune.sparsity=0.5",
+                "parallel.data=4 prune.method=magnitude prune.sparsity=0.995",
+            ],
         ),
-        ("hardly anything kept", pruned("magnitude"), "parallel.data=4 prune.sparsity=0.995"),
-        ("noise", pruned("magnitude"), "parallel.data=2 train.noise_scale=true"),
-        ("snip", pruned("snip"), "parallel.data=4 prune.samples=9"),
-        ("snip, fewer samples than ranks", pruned("snip"), "parallel.data=4 prune.samples=3"),
-        ("grasp", pruned("grasp"), "parallel.data=2 prune.samples=5"),
-        ("wanda", pruned("wanda"), "parallel.data=4 prune.samples=9 train.precision=bf16"),
-        ("rigl", moving("rigl"), "parallel.data=2"),
-        ("gradual", moving("gradual"), "parallel.data=2 prune.end=5 prune.embeddings=true"),
-        ("elsa", moving("elsa"), "parallel.data=2 prune.end=5 prune.embeddings=true"),
-        ("late", pruned("magnitude"), "parallel.data=2 prune.at=3 prune.biases=true"),
-        ("early-bird", pruned("early-bird"), "parallel.data=2 prune.every=1 prune.latest=3"),
-        ("lottery", pruned("lottery"), "parallel.data=2 prune.rate=0.6 prune.rewind=1"),
-        ("2:4", gpt(), "parallel.data=2 prune.method=2:4 prune.sparsity=0.5"),
-        ("sparse products", pruned("magnitude"), "parallel.data=2 prune.kernels=sparse"),
-        ("compressed by name", pruned("magnitude"), "parallel.data=2 prune.weights=compressed"),
-        ("blocks recomputed", pruned("magnitude"), "parallel.data=2 train.recompute=block"),
-        ("attention recomputed", gpt(), "parallel.data=2 train.recompute=attention"),
-        ("convolutions", cnn.clone(), "parallel.data=4"),
-        ("synchronised norms", cnn.clone(), "parallel.data=2 parallel.batch_norm=synchronised"),
         (
-            "synchronised norms, snip",
-            cnn.set("prune.method=snip prune.sparsity=0.5"),
-            "parallel.data=4 parallel.batch_norm=synchronised prune.samples=3",
+            gpt().set("prune.sparsity=0.8"),
+            &[
+                "parallel.data=2 prune.method=random train.precision=bf16 optimizer.moments=bf16 optimizer.master=low-bits",
+                "parallel.data=2 prune.method=magnitude train.noise_scale=true",
+                "parallel.data=4 prune.method=snip prune.samples=9",
+                // Fewer samples than ranks.
+                "parallel.data=4 prune.method=snip prune.samples=3",
+                "parallel.data=2 prune.method=grasp prune.samples=5",
+                "parallel.data=4 prune.method=wanda prune.samples=9 train.precision=bf16",
+                "parallel.data=2 prune.method=rigl prune.every=2",
+                "parallel.data=2 prune.method=gradual prune.every=2 prune.end=4 prune.embeddings=true",
+                "parallel.data=2 prune.method=elsa prune.every=2 prune.end=4 prune.embeddings=true",
+                "parallel.data=2 prune.method=magnitude prune.at=3 prune.biases=true",
+                "parallel.data=2 prune.method=early-bird prune.every=1 prune.latest=3",
+                "parallel.data=2 prune.method=lottery prune.rate=0.6 prune.rewind=1",
+                "parallel.data=2 prune.method=magnitude prune.kernels=sparse",
+                "parallel.data=2 prune.method=magnitude prune.weights=compressed",
+                "parallel.data=2 prune.method=magnitude train.recompute=block",
+                "parallel.data=2 prune.method=magnitude parallel.tensor=2",
+                "parallel.data=2 prune.method=random parallel.tensor=2 parallel.sequence=true",
+            ],
         ),
-        ("tensor", pruned("magnitude"), "parallel.data=2 parallel.tensor=2"),
-        ("sequence", pruned("random"), "parallel.data=2 parallel.tensor=2 parallel.sequence=true"),
-        ("spatial", resnet, "parallel.data=2 parallel.spatial=2 prune.method=magnitude"),
-        ("gpipe", pipeline("gpipe"), "parallel.data=2"),
-        ("1f1b", pipeline("1f1b"), "parallel.data=2 prune.method=snip prune.samples=7"),
-        ("1f1b, own head", pipeline("1f1b"), "parallel.data=2 model.tied=false train.micro_batches=4"),
-        ("zb-h1", pipeline("zb-h1"), "parallel.data=2 prune.method=rigl prune.every=2"),
-        ("interleaved", pipeline("interleaved"), "parallel.data=2 train.recompute=block"),
-        ("axonn", pipeline("axonn"), "parallel.data=2 train.micro_batches=4"),
         (
-            "pipeline, pruned table",
-            pipeline("1f1b"),
-            "parallel.data=2 prune.method=magnitude prune.embeddings=true",
+            gpt().set("train.batch=16 parallel.data=2 parallel.pipeline=2"),
+            &[
+                "parallel.schedule=gpipe",
+                "parallel.schedule=1f1b prune.method=snip prune.samples=7",
+                "parallel.schedule=1f1b model.tied=false train.micro_batches=4",
+                "parallel.schedule=1f1b prune.method=magnitude prune.embeddings=true",
+                "parallel.schedule=zb-h1 prune.method=rigl prune.every=2",
+                "parallel.schedule=interleaved train.recompute=block",
+                "parallel.schedule=axonn train.micro_batches=4",
+            ],
         ),
+        (
+            cnn,
+            &[
+                "parallel.data=4",
+                "parallel.data=2 parallel.batch_norm=synchronised",
+                "parallel.data=4 parallel.batch_norm=synchronised prune.method=snip prune.sparsity=0.5 prune.samples=3",
+            ],
+        ),
+        (resnet, &["parallel.data=2 parallel.spatial=2 prune.method=magnitude"]),
     ];
-    all.into_iter().map(|(name, base, set)| (name, base.set(set))).collect()
+    let with = |(base, sets): (Base, &[&str])| sets.iter().map(|set| base.set(set)).collect::<Vec<_>>();
+    all.into_iter().flat_map(with).collect()
 }
 
 /// What a run has to show but for its memory and traffic.
-fn shown(of: &RunSummary) -> (Option<String>, Option<f64>, String) {
+pub fn shown(of: &RunSummary) -> (Option<String>, Option<f64>, String) {
     (of.weights_hash.clone(), of.loss, format!("{:?} {:?}", of.validation, of.kept_by_layer))
 }
 
 #[test]
 fn sharded_weights_train_as_full_ones_bit_for_bit() {
-    for (name, base) in cases() {
-        let base = base.steps(6).set("train.eval_every=3 parallel.timeout_s=30");
+    for base in cases() {
+        let base = base.steps(5).set("train.eval_every=3 parallel.timeout_s=30");
         let [full, sharded] = [2, 3].map(|zero| base.set(format!("parallel.zero={zero}")).run());
-        assert_eq!(shown(&full), shown(&sharded), "{name}");
+        assert_eq!(shown(&full), shown(&sharded), "{base}");
         let peak = |of: &RunSummary, category: &str| of.memory[category].measured.unwrap();
-        assert_eq!(peak(&full, "optimizer"), peak(&sharded, "optimizer"), "{name}");
-        assert!(peak(&sharded, "weights") < peak(&full, "weights"), "{name}");
+        assert_eq!(peak(&full, "optimizer"), peak(&sharded, "optimizer"), "{base}");
+        assert!(peak(&sharded, "weights") < peak(&full, "weights"), "{base}");
     }
 }
 
@@ -115,27 +120,27 @@ fn sharded_weights_are_those_of_one_rank() {
 /// keep below what is predicted, and are not much less.
 #[test]
 fn every_byte_is_predicted() {
-    let pruned = "prune.method=magnitude prune.scope=layer prune.sparsity=0.75";
-    for (what, more, is_pruned) in [
-        ("dense", "parallel.data=2", false),
-        ("dense, bf16", "parallel.data=4 train.precision=bf16", false),
-        ("uneven", "parallel.data=3 train.batch=12", false),
-        ("recomputed", "parallel.data=2 train.recompute=block", false),
-        ("pruned", "parallel.data=2", true),
-        ("pruned, bf16", "parallel.data=4 train.precision=bf16 optimizer.master=low-bits", true),
-        ("sparse products", "parallel.data=2 prune.kernels=sparse", true),
-        ("late", "parallel.data=2 prune.at=2", true),
-        ("stages", "parallel.data=2 parallel.pipeline=2", true),
-        ("tied over stages", "parallel.data=2 parallel.pipeline=2 model.tied=true", false),
-        ("tied", "parallel.data=2 model.tied=true", false),
-        ("tied, bf16", "parallel.data=2 model.tied=true train.precision=bf16", false),
-        ("tied, two buckets", "parallel.data=2 model.tied=true train.precision=bf16 model.width=128", false),
-        ("tensor", "parallel.data=2 parallel.tensor=2 parallel.sequence=true", false),
+    let base = gpt().set("model.tied=false model.width=64 parallel.zero=3").steps(3);
+    let pruned = base.set("prune.method=magnitude prune.scope=layer prune.sparsity=0.75");
+    for base in [
+        base.set("parallel.data=2"),
+        base.set("parallel.data=4 train.precision=bf16"),
+        base.set("parallel.data=3 train.batch=12"),
+        base.set("parallel.data=2 train.recompute=block"),
+        pruned.set("parallel.data=2"),
+        pruned.set("parallel.data=4 train.precision=bf16 optimizer.master=low-bits"),
+        pruned.set("parallel.data=2 prune.kernels=sparse"),
+        pruned.set("parallel.data=2 prune.at=2"),
+        pruned.set("parallel.data=2 parallel.pipeline=2"),
+        base.set("parallel.data=2 parallel.pipeline=2 model.tied=true"),
+        base.set("parallel.data=2 model.tied=true"),
+        base.set("parallel.data=2 model.tied=true train.precision=bf16"),
+        // Two buckets.
+        base.set("parallel.data=2 model.tied=true train.precision=bf16 model.width=128"),
+        base.set("parallel.data=2 parallel.tensor=2 parallel.sequence=true"),
     ] {
-        let base = gpt().set("model.tied=false model.width=64 parallel.zero=3");
-        let base = if is_pruned { base.set(pruned) } else { base }.set(more).steps(3);
         let plan = planned(&base);
-        let is_late = what == "late";
+        let is_late = base.to_string().contains("prune.at=2");
         let ranks = on_every_rank(&base, |mut trainer| {
             take(&mut trainer, 3)?;
             let ledger = trainer.device().ledger();
@@ -150,7 +155,7 @@ fn every_byte_is_predicted() {
         let coords = |rank: usize| plan.mesh.coordinates(rank);
         for (rank, (in_use, at_rest, communication, dense, workspace)) in ranks.into_iter().enumerate() {
             let predicted = plan.rank(rank).unwrap().memory;
-            let case = format!("{what}, rank {rank}");
+            let case = format!("{base}, rank {rank}");
             // The first of a group has the largest shards, and these are predicted.
             if coords(rank).data == 0 && coords(rank).tensor == 0 {
                 let expected = [predicted.weights, predicted.gradients, predicted.optimizer, predicted.mask];

@@ -9,12 +9,12 @@ use espalier_plan::Shard;
 use espalier_plan::mesh::{Mesh, PerAxis};
 use espalier_tensor::{Category, Device, Tensor};
 use espalier_train::Error;
-use espalier_train::checkpoint::{
-    Checkpoint, CheckpointTensor, Checkpoints, LoadRequest, LoadTarget, RunProgress,
-};
+use espalier_train::checkpoint::{CheckpointTensor, Checkpoints, LoadRequest, LoadTarget, RunProgress};
 use espalier_train::parallel::{Ranks, on_threads};
 
-use crate::support::{files, names, passed_on, planned, saved, tiny_cnn, tiny_gpt};
+use crate::support::{
+    assert_says, files, fill, flip_a_bit, names, passed_on, planned, read_step, saved, tiny_cnn, tiny_gpt,
+};
 
 fn mesh(data: usize, pipeline: usize) -> Mesh {
     Mesh::new(PerAxis { data, pipeline, ..PerAxis::ONES }).unwrap()
@@ -88,7 +88,7 @@ fn save_shards(folder: &Path, ranges: &[std::ops::Range<usize>]) {
 fn shards_are_joined_and_split_anew() {
     let folder = tempfile::tempdir().unwrap();
     save_shards(folder.path(), &[0..4, 4..4, 4..29, 29..30]);
-    let checkpoint = Checkpoint::read(&folder.path().join("step-000001"), &Ranks::single()).unwrap();
+    let checkpoint = read_step(folder.path(), 1).unwrap();
     let device = Device::cpu(1).unwrap();
     for range in [0..30, 0..1, 3..5, 10..20, 28..30, 30..30] {
         let (mut shard_values, mut other) = (numbers(&device, 0..range.len()), numbers(&device, 1..8));
@@ -97,9 +97,7 @@ fn shards_are_joined_and_split_anew() {
             ("a".to_owned(), LoadTarget::of(&mut shard_values, shard)),
             ("b".to_owned(), LoadTarget::full(&mut other)),
         ];
-        checkpoint
-            .fill(&mut [LoadRequest { file: "state.safetensors", tensors, elsewhere: 0, converts: false }])
-            .unwrap();
+        fill(&checkpoint, "state.safetensors", tensors).unwrap();
         assert_eq!(shard_values.to_f32(), numbers(&device, range).to_f32());
         assert_eq!(other.to_f32(), numbers(&device, 0..7).to_f32());
     }
@@ -109,8 +107,7 @@ fn shards_are_joined_and_split_anew() {
         let tensors = vec![("a".to_owned(), LoadTarget::full(&mut dense))];
         checkpoint.fill(&mut [LoadRequest { file: "state.safetensors", tensors, elsewhere, converts: false }])
     };
-    let error = wanted(0).unwrap_err().to_string();
-    assert!(error.contains("holds 2 tensors, this run 1"), "{error}");
+    assert_says(wanted(0).unwrap_err(), &["holds 2 tensors, this run 1"]);
     wanted(1).unwrap();
     assert_eq!(dense.to_f32(), numbers(&device, 0..30).to_f32());
 }
@@ -124,8 +121,7 @@ fn shards_that_leave_a_gap_or_overlap_are_refused() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         save_shards(folder.path(), &ranges);
-        let error =
-            Checkpoint::read(&folder.path().join("step-000001"), &Ranks::single()).unwrap_err().to_string();
+        let error = read_step(folder.path(), 1).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
 }
@@ -155,16 +151,14 @@ fn stages_write_what_they_hold() {
     let files_of_model: Vec<String> =
         names(&path).into_iter().filter(|name| name.starts_with("model-")).collect();
     assert_eq!(files_of_model.iter().map(tensors_in).sum::<usize>(), 3, "{files_of_model:?}");
-    let checkpoint = Checkpoint::read(&path, &Ranks::single()).unwrap();
+    let checkpoint = read_step(folder.path(), 1).unwrap();
     let (mut a, mut b, mut tied) = (numbers(&device, 5..8), numbers(&device, 5..9), numbers(&device, 0..2));
     let tensors = vec![
         ("b".to_owned(), LoadTarget::full(&mut b)),
         ("tied".to_owned(), LoadTarget::full(&mut tied)),
         ("a".to_owned(), LoadTarget::full(&mut a)),
     ];
-    checkpoint
-        .fill(&mut [LoadRequest { file: "model.safetensors", tensors, elsewhere: 0, converts: false }])
-        .unwrap();
+    fill(&checkpoint, "model.safetensors", tensors).unwrap();
     assert_eq!((a.to_f32().len(), b.to_f32()), (3, vec![0.0, 1.0, 2.0, 3.0]));
     assert_eq!(tied.to_f32(), [7.0, 8.0]);
 }
@@ -190,11 +184,7 @@ fn whoever_fails_the_checkpoint_is_absent_and_the_one_before_stays() {
             if failing == "cannot" {
                 let error = saved.as_ref().unwrap_err();
                 assert!(matches!(error, Error::Disk { .. }), "{error:?}");
-                let message = error.to_string();
-                assert!(
-                    message.contains("step-000002: the checkpoint cannot be written: rank 2:"),
-                    "{message}"
-                );
+                assert_says(error, &["step-000002: the checkpoint cannot be written: rank 2:"]);
             }
             saved
         })
@@ -230,10 +220,7 @@ fn a_damaged_file_is_reported_to_all() {
         Ok(())
     })
     .unwrap();
-    let path = folder.path().join("step-000002/state-00002-of-00002.safetensors");
-    let mut bytes = fs::read(&path).unwrap();
-    *bytes.last_mut().unwrap() ^= 1;
-    fs::write(&path, bytes).unwrap();
+    flip_a_bit(&folder.path().join("step-000002/state-00002-of-00002.safetensors"));
     let steps = on_threads(&mesh(3, 1), &device, |ranks, _| {
         let mut reported = Vec::new();
         let checkpoint = checkpoints.latest(&ranks, |broken| reported.push(broken.to_string()))?;

@@ -2,6 +2,7 @@
 
 use espalier_nn::weights::{ParameterId, WeightStore};
 use espalier_tensor::{Category, Mask};
+use espalier_testing::apart;
 use espalier_train::trainer::Trainer;
 
 use crate::support::{Base, losses, on_every_rank, prepare, tiny_cnn, tiny_gpt};
@@ -22,12 +23,6 @@ fn train(base: &Base, steps: usize) -> (Vec<f64>, String, usize) {
     all.swap_remove(0)
 }
 
-fn assert_near(a: &[f64], b: &[f64], what: &str) {
-    for (a, b) in a.iter().zip(b) {
-        assert!((a - b).abs() < 1e-5 * a.abs(), "{what}: {a} and {b}");
-    }
-}
-
 #[test]
 fn every_method_learns_the_same() {
     let more = |method: &str| match method {
@@ -44,7 +39,7 @@ fn every_method_learns_the_same() {
         // Four linear layers in each of two blocks; the head is tied. Where less goes in all, some keep too much.
         let enough = if method == "lottery" { 2 } else { 8 };
         assert!(none == 0 && some >= enough, "{method}: {some}");
-        assert_near(&losses, &sparse_losses, method);
+        assert!(apart(&losses, &sparse_losses) < 1e-5, "{method}: {losses:?} and {sparse_losses:?}");
         assert_eq!(kept, sparse_kept, "{method}");
     }
 }
@@ -58,7 +53,7 @@ fn ranks_learn_the_same_without_zeros() {
         let layout = base.set("parallel.data=2 parallel.pipeline=2");
         let (losses, _, sparse) = train(&layout.set(format!("parallel.schedule={schedule}")), 5);
         assert_eq!(sparse, 4, "of one stage");
-        assert_near(&single.0, &losses, schedule);
+        assert!(apart(&single.0, &losses) < 1e-5, "{schedule}: {:?} and {losses:?}", single.0);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Spatial parallelism: ranks that have a tile of every image each train as one rank does, alone and with the
 //! other axes.
 
-use crate::support::{Base, images, refused, tiny_cnn};
+use crate::support::{Base, assert_says, images, refused, tiny_cnn};
 use crate::tensor::all_same;
 
 /// A net without batch norms and with smooth activations, over images that not every grid divides evenly.
@@ -79,5 +79,5 @@ fn dropout_on_tiles_drops_what_it_drops_on_images() {
 fn a_slab_thinner_than_its_halo_is_named() {
     let base = smooth(16).set("parallel.spatial=16");
     let error = refused(&base);
-    assert!(error.contains("parallel.spatial") && error.contains("conv"), "{error}");
+    assert_says(&error, &["parallel.spatial", "conv"]);
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use espalier_train::run::{FolderLock, RunDir};
 use espalier_train::{Error, RunSummary};
 
-use crate::support::{self, RecordingObserver, hash};
+use crate::support::{self, RecordingObserver, assert_says, hash};
 
 /// As a kill before the first checkpoint leaves it.
 fn without_checkpoints(run: &Path) {
@@ -40,17 +40,12 @@ fn a_run_without_a_checkpoint_starts_again_from_the_weights_it_started_from() {
         base.set("train.steps=4").run_to_hash(&resumed);
         without_checkpoints(&tuned);
         let before = fs::read(tuned.join("metrics.jsonl")).unwrap();
-        let message = base.fails(&resumed).to_string();
-        assert!(
-            message.contains("start.json: the run started from ") && message.contains("which is gone"),
-            "{message}"
-        );
+        assert_says(base.fails(&resumed), &["start.json: the run started from ", "which is gone"]);
         let other = folder.path().join("other");
         base.set("seed=9").run_in(&other);
-        let message = base.fails(&RunDir { from: Some(other.clone()), ..resumed.clone() }).to_string();
-        assert!(
-            message.contains("the run did not start from ") && message.contains("have changed"),
-            "{message}"
+        assert_says(
+            base.fails(&RunDir { from: Some(other.clone()), ..resumed.clone() }),
+            &["the run did not start from ", "have changed"],
         );
         assert!(fs::read(tuned.join("metrics.jsonl")).unwrap() == before, "nothing was changed");
         let elsewhere = RunDir { from: Some(moved.clone()), ..resumed.clone() };
@@ -59,12 +54,10 @@ fn a_run_without_a_checkpoint_starts_again_from_the_weights_it_started_from() {
         assert_eq!(base.run_to_hash(&resumed), expected, "where they are is written down anew");
 
         let not_from = RunDir { from: Some(moved), ..support::resumed(&other) };
-        let message = base.set("seed=9").fails(&not_from).to_string();
-        assert!(message.contains("this run did not start from other weights"), "{message}");
+        assert_says(base.set("seed=9").fails(&not_from), &["this run did not start from other weights"]);
         without_checkpoints(&tuned);
         fs::write(tuned.join("start.json"), "{}").unwrap();
-        let message = base.fails(&resumed).to_string();
-        assert!(message.contains("does not record what the run started from"), "{message}");
+        assert_says(base.fails(&resumed), &["does not record what the run started from"]);
     }
 }
 
@@ -84,7 +77,7 @@ fn a_run_folder_that_goes_away_ends_the_run_and_none_is_made_in_its_place() {
             let mut takes_away = RecordingObserver::then(3, take_away);
             let error = base.run_at(&RunDir::at(&at), &mut takes_away).unwrap_err();
             assert!(matches!(error, Error::Disk { .. }), "{error:?}");
-            assert!(error.to_string().contains("the run folder was removed or renamed"), "{error}");
+            assert_says(&error, &["the run folder was removed or renamed"]);
             assert!(!at.exists(), "{moved:?}: no new folder");
         }
         let resumed = support::resumed(&to);
@@ -171,7 +164,7 @@ fn a_resolved_run_file_that_was_changed_is_refused() {
         base.set("train.steps=3").fails(&resumed),
         espalier_train::trained::TrainedModel::open(at, |_| ()).unwrap_err(),
     ] {
-        assert!(error.to_string().contains("run.toml: is not the file that the run wrote"), "{error}");
+        assert_says(&error, &["run.toml: is not the file that the run wrote"]);
         assert!(matches!(error, Error::File { .. }), "{error:?}");
     }
     // Of an older program, or by a person who knows what he does.

@@ -10,6 +10,7 @@ use std::fmt::{self, Display};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
 
 use espalier_data::Dataset;
 use espalier_nn::layers::{GradientElements, GradientSink, WeightGradients};
@@ -20,10 +21,10 @@ use espalier_plan::data::DatasetSource;
 use espalier_tensor::cuda::Cuda;
 use espalier_tensor::ops::elementwise::add_into;
 use espalier_tensor::{Device, Tensor};
-use espalier_train::infer::{Sampler, Sampling};
+use espalier_train::infer::{Generator, Sampler, Sampling};
 use espalier_train::parallel::on_threads;
 use espalier_train::run::{Launch, Observer, RunDir, RunOutcome, run};
-use espalier_train::trained::TrainedModel;
+use espalier_train::trained::{EvalResult, EvalWindows, TrainedModel, on_ranks};
 use espalier_train::trainer::{StepReport, Trainer};
 use espalier_train::{Error, Result, RunSummary};
 
@@ -67,9 +68,10 @@ impl Base {
         Trainer::new(plan, dataset, &device).unwrap()
     }
 
-    /// What a run of it comes to.
+    /// What a run of it comes to. Nobody could go on with it: at its end it saves nothing but in the long form.
     pub fn run(&self) -> RunSummary {
-        self.run_in(tempfile::tempdir().unwrap().path())
+        self.set(format!("checkpoint.last={}", espalier_testing::long()))
+            .run_in(tempfile::tempdir().unwrap().path())
     }
 
     /// The same in a folder; a run that is there goes on.
@@ -139,6 +141,32 @@ pub fn resumed(folder: &Path) -> RunDir {
 /// Opens what was trained.
 pub fn open(path: &Path) -> TrainedModel {
     TrainedModel::open(path, |broken| panic!("{broken}")).unwrap()
+}
+
+/// How long a rank waits for another that generates with it.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// What a trained model does on the ranks of a layout.
+pub fn generating<R: Send>(
+    trained: &TrainedModel,
+    set: &str,
+    work: impl Fn(&mut Generator<'_>) -> Result<R> + Sync,
+) -> R {
+    let plan = trained.plan(&settings(set)).unwrap();
+    on_ranks(trained, &plan, &Device::cpu(2).unwrap(), LIMIT, None, work).unwrap()
+}
+
+/// What a trained model scores under some settings: on a file, or on what its run held out.
+pub fn scored(
+    trained: &TrainedModel,
+    path: Option<&Path>,
+    set: &str,
+    windows: EvalWindows,
+) -> Result<EvalResult> {
+    let overrides = settings(set);
+    let dataset = trained.eval_dataset(path, &overrides)?;
+    let plan = trained.plan_for(&dataset, &overrides)?;
+    trained.evaluate(plan, dataset, windows, &Device::cpu(2)?, None)
 }
 
 /// The hash of a run's weights at its end.

@@ -4,12 +4,12 @@
 use std::path::Path;
 
 use espalier_data::Tokenizer;
-use espalier_tensor::{DType, Device};
+use espalier_tensor::DType;
 use espalier_train::parallel::{Ranks, on_threads};
 use espalier_train::run::RunDir;
 use espalier_train::trained::EvalWindows;
 
-use crate::support::{hash, open, prepare, settings, tiny_cnn, tiny_gpt};
+use crate::support::{hash, open, prepare, scored, settings, tiny_cnn, tiny_gpt};
 
 #[test]
 fn a_trained_model_has_the_weights_of_its_run_and_no_state() {
@@ -60,15 +60,11 @@ fn images_are_known_without_their_files() {
 fn a_score_is_the_same_on_every_layout() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    hash(tiny_gpt("train.steps=2 parallel.tensor=2").run_in(&at("run")));
+    hash(tiny_gpt("train.steps=2 model.context=24 parallel.tensor=2").run_in(&at("run")));
     std::fs::write(at("sums.txt"), "12+30=42\n7-9=-2\n".repeat(40)).unwrap();
     let trained = open(&at("run"));
     let score = |layout: &str, path: Option<&Path>, samples| {
-        let overrides = settings(layout);
-        let dataset = trained.eval_dataset(path, &overrides).unwrap();
-        let plan = trained.plan_for(&dataset, &overrides).unwrap();
-        let windows = EvalWindows { samples, stride: None };
-        trained.evaluate(plan, dataset, windows, &Device::cpu(2).unwrap(), None).unwrap()
+        scored(&trained, path, layout, EvalWindows { samples, stride: None }).unwrap()
     };
     let text = at("sums.txt");
     let one = score("", Some(&text), None);

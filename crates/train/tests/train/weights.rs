@@ -8,7 +8,7 @@ use espalier_train::RunSummary;
 use espalier_train::trainer::Trainer;
 use tempfile::TempDir;
 
-use crate::sharded_weights::dense_at_once;
+use crate::sharded_weights::{dense_at_once, shown};
 use crate::support::{
     Base, checkpoints, contents, hash, images, on_every_rank, planned, rotary_llama, take, tiny_cnn,
     tiny_gpt, written,
@@ -25,129 +25,118 @@ fn gpt() -> Base {
 }
 
 /// A sample of every kind: each method, optimizer, schedule and axis is in one of them at least.
-fn cases() -> Vec<(&'static str, Base)> {
-    let cnn = tiny_cnn("train.batch=8");
-    let resnet = images().set("model.name=resnet8 data.size=16 data.count=32");
-    let pipeline = |schedule: &str| gpt().set(format!("parallel.pipeline=2 parallel.schedule={schedule}"));
-    let all = [
-        ("magnitude, adamw", gpt(), "prune.method=magnitude train.clip=0.5"),
-        ("random, low bits", gpt(), "prune.method=random train.precision=bf16 optimizer.master=low-bits"),
+fn cases() -> Vec<Base> {
+    let replicas = gpt().set("train.micro_batches=2 parallel.data=2");
+    let resnet = images().set("model.name=resnet8 data.size=16 data.count=32 parallel.spatial=2");
+    let all: [(Base, &[&str]); 6] = [
         (
-            "bf16 moments, zero",
-            gpt().set("train.micro_batches=2"),
-            "prune.method=rigl prune.every=2 optimizer.moments=bf16 parallel.data=2 parallel.zero=2",
-        ),
-        ("places", gpt(), "prune.method=magnitude prune.sparsity=0.98 optimizer.name=adam"),
-        ("snip, lamb", gpt(), "prune.method=snip optimizer.name=lamb prune.samples=8"),
-        ("grasp, lars", gpt(), "prune.method=grasp optimizer.name=lars prune.samples=8"),
-        ("wanda, bf16", gpt(), "prune.method=wanda train.precision=bf16 prune.samples=8"),
-        ("rigl", gpt(), "prune.method=rigl prune.every=2 train.precision=bf16"),
-        ("rigl, dense first", cnn.clone(), "prune.method=rigl prune.every=2 prune.dense_first=true"),
-        ("set, momentum", gpt(), "prune.method=set prune.every=2 optimizer.name=momentum"),
-        (
-            "gradual, embeddings",
             gpt(),
-            "prune.method=gradual prune.every=2 prune.end=5 prune.embeddings=true",
-        ),
-        ("late", gpt(), "prune.method=magnitude prune.at=3 prune.biases=true"),
-        ("early-bird", gpt(), "prune.method=early-bird prune.every=1 prune.latest=3"),
-        (
-            "early-bird, channels",
-            cnn.clone(),
-            "prune.method=early-bird prune.form=channels prune.every=1 prune.latest=3",
-        ),
-        ("lottery", gpt(), "prune.method=lottery prune.sparsity=0.5 prune.rate=0.3 prune.rewind=1"),
-        ("lottery, from the start", cnn.clone(), "prune.method=lottery prune.sparsity=0.6"),
-        ("2:4, nesterov", gpt(), "prune.method=2:4 optimizer.name=nesterov"),
-        ("llama", llama(), "prune.method=magnitude train.recompute=attention"),
-        ("llama, sparse products", llama(), "prune.method=magnitude prune.kernels=sparse"),
-        ("llama, tensor", llama(), "prune.method=wanda parallel.tensor=2 prune.samples=8"),
-        ("convolutions, sgd", cnn.clone(), "prune.method=magnitude optimizer.name=sgd"),
-        ("sparse products", gpt(), "prune.method=magnitude prune.kernels=sparse"),
-        ("blocks recomputed", gpt(), "prune.method=magnitude train.recompute=block"),
-        ("attention recomputed", gpt(), "prune.method=magnitude train.recompute=attention"),
-        ("noise", gpt(), "prune.method=magnitude train.noise_scale=true"),
-        ("replicas", gpt().set("train.micro_batches=2"), "prune.method=magnitude parallel.data=2"),
-        (
-            "zero 1, lamb",
-            gpt().set("train.micro_batches=2"),
-            "prune.method=magnitude parallel.data=2 parallel.zero=1 optimizer.name=lamb",
+            &[
+                "prune.method=magnitude train.clip=0.5",
+                "prune.method=random train.precision=bf16 optimizer.master=low-bits",
+                // Places of what is kept, instead of bits.
+                "prune.method=magnitude prune.sparsity=0.98 optimizer.name=adam",
+                "prune.method=snip optimizer.name=lamb prune.samples=8",
+                "prune.method=grasp optimizer.name=lars prune.samples=8",
+                "prune.method=wanda train.precision=bf16 prune.samples=8",
+                "prune.method=rigl prune.every=2 train.precision=bf16",
+                "prune.method=set prune.every=2 optimizer.name=momentum",
+                "prune.method=gradual prune.every=2 prune.end=4 prune.embeddings=true",
+                "prune.method=magnitude prune.at=3 prune.biases=true",
+                "prune.method=early-bird prune.every=1 prune.latest=3",
+                "prune.method=lottery prune.sparsity=0.5 prune.rate=0.5 prune.rewind=1",
+                "prune.method=2:4 prune.sparsity=0.5 optimizer.name=nesterov",
+                "prune.method=magnitude prune.kernels=sparse",
+                "prune.method=magnitude train.recompute=block",
+                "prune.method=magnitude train.recompute=attention",
+                "prune.method=magnitude train.noise_scale=true",
+                "prune.method=magnitude parallel.tensor=2 train.precision=bf16",
+                "prune.method=random parallel.tensor=2 parallel.sequence=true",
+            ],
         ),
         (
-            "zero 2, rigl",
-            gpt().set("train.micro_batches=2"),
-            "prune.method=rigl prune.every=2 parallel.data=2 parallel.zero=2",
+            replicas,
+            &[
+                "prune.method=magnitude",
+                "prune.method=magnitude parallel.zero=1 optimizer.name=lamb",
+                "prune.method=rigl prune.every=2 parallel.zero=2",
+                "prune.method=rigl prune.every=2 parallel.zero=2 optimizer.moments=bf16",
+                "prune.method=magnitude parallel.average_every=3",
+                "prune.method=gradual prune.every=2 prune.end=4 parallel.pipeline=2 parallel.zero=1",
+            ],
         ),
         (
-            "local",
-            gpt().set("train.micro_batches=2"),
-            "prune.method=magnitude parallel.data=2 parallel.average_every=3",
+            gpt().set("parallel.pipeline=2"),
+            &[
+                "parallel.schedule=1f1b prune.method=magnitude prune.embeddings=true",
+                "parallel.schedule=zb-h1 prune.method=snip prune.samples=8",
+                "parallel.schedule=interleaved prune.method=magnitude train.recompute=block",
+                "parallel.schedule=chimera prune.method=rigl prune.every=2",
+                "parallel.schedule=pipedream prune.method=magnitude model.tied=false train.precision=bf16",
+                "parallel.schedule=2bw prune.method=random model.tied=false",
+            ],
         ),
-        ("tensor", gpt(), "prune.method=magnitude parallel.tensor=2 train.precision=bf16"),
-        ("sequence", gpt(), "prune.method=random parallel.tensor=2 parallel.sequence=true"),
-        ("spatial", resnet, "prune.method=magnitude parallel.spatial=2"),
-        ("1f1b", pipeline("1f1b"), "prune.method=magnitude prune.embeddings=true"),
-        ("zb-h1", pipeline("zb-h1"), "prune.method=snip prune.samples=8"),
-        ("interleaved", pipeline("interleaved"), "prune.method=magnitude train.recompute=block"),
-        ("chimera", pipeline("chimera"), "prune.method=rigl prune.every=2"),
-        ("pipedream", pipeline("pipedream"), "prune.method=magnitude model.tied=false train.precision=bf16"),
-        ("2bw", pipeline("2bw"), "prune.method=random model.tied=false"),
         (
-            "stages of replicas, zero",
-            pipeline("1f1b").set("train.micro_batches=2"),
-            "prune.method=gradual prune.every=2 prune.end=5 parallel.data=2 parallel.zero=1",
+            llama(),
+            &[
+                "prune.method=magnitude train.recompute=attention",
+                "prune.method=magnitude prune.kernels=sparse",
+                "prune.method=wanda parallel.tensor=2 prune.samples=8",
+            ],
         ),
+        (
+            tiny_cnn(""),
+            &[
+                "prune.method=rigl prune.every=2 prune.dense_first=true",
+                "prune.method=early-bird prune.form=channels prune.every=1 prune.latest=3",
+                "prune.method=lottery prune.sparsity=0.6 prune.rate=0.4",
+                "prune.method=magnitude optimizer.name=sgd",
+            ],
+        ),
+        (resnet, &["prune.method=magnitude"]),
     ];
-    all.into_iter()
-        .map(|(name, base, set)| (name, base.set("prune.sparsity=0.8").set(set)))
-        .map(fixed)
-        .collect()
-}
-
-/// 2:4 has a sparsity of its own.
-fn fixed((name, base): (&'static str, Base)) -> (&'static str, Base) {
-    if name.starts_with("2:4") { (name, base.set("prune.sparsity=0.5")) } else { (name, base) }
+    let with = |(base, sets): (Base, &[&str])| {
+        sets.iter().map(|set| base.set("prune.sparsity=0.8").set(set)).collect::<Vec<_>>()
+    };
+    all.into_iter().flat_map(with).collect()
 }
 
 #[test]
 fn compressed_weights_train_as_dense_weights_bit_for_bit() {
-    for (name, base) in cases() {
-        let base = base.steps(7).set("train.eval_every=3");
+    for base in cases() {
+        let base = base.steps(5).set("train.eval_every=3");
         let [dense, compressed] = [base.clone(), base.set(COMPRESSED)].map(|base| base.run());
-        let shown = |of: &RunSummary| {
-            (of.weights_hash.clone(), of.loss, format!("{:?} {:?}", of.validation, of.kept_by_layer))
-        };
-        assert_eq!(shown(&dense), shown(&compressed), "{name}");
+        assert_eq!(shown(&dense), shown(&compressed), "{base}");
         // The optimizer has not a byte more; where it is pruned from the start, weights have as many fewer as
         // the plan says.
         let peak = |of: &RunSummary, category: &str| of.memory[category].measured.unwrap();
-        assert_eq!(peak(&dense, "optimizer"), peak(&compressed, "optimizer"), "{name}");
+        assert_eq!(peak(&dense, "optimizer"), peak(&compressed, "optimizer"), "{base}");
     }
 }
 
 /// Checkpoints are the same files, and a run goes on with the other form, in both directions.
 #[test]
 fn a_run_goes_on_with_the_other_form() {
-    for (name, base) in [
-        ("magnitude", gpt().set("prune.method=magnitude")),
-        ("rigl", gpt().set("prune.method=rigl prune.every=2 train.precision=bf16")),
-        ("late", gpt().set("prune.method=magnitude prune.at=5")),
-        ("lottery", gpt().set("prune.method=lottery prune.sparsity=0.5 prune.rewind=1")),
-        ("tensor", gpt().set("prune.method=magnitude parallel.tensor=2 prune.embeddings=true")),
-        ("zero", gpt().set("prune.method=magnitude parallel.data=2 parallel.zero=1")),
+    for set in [
+        "prune.method=magnitude",
+        "prune.method=rigl prune.every=2 train.precision=bf16",
+        "prune.method=magnitude prune.at=4",
+        "prune.method=lottery prune.sparsity=0.5 prune.rate=0.3 prune.rewind=1",
+        "prune.method=magnitude parallel.tensor=2 prune.embeddings=true",
+        "prune.method=magnitude parallel.data=2 parallel.zero=1",
     ] {
-        let base = base.steps(8).set("checkpoint.every=4 train.micro_batches=2");
+        let base = gpt().set("checkpoint.every=3 train.micro_batches=2").set(set).steps(6);
         let (dense, compressed) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let expected = hash(base.run_in(dense.path()));
-        assert_eq!(hash(base.set(COMPRESSED).run_in(compressed.path())), expected, "{name}");
+        assert_eq!(hash(base.set(COMPRESSED).run_in(compressed.path())), expected, "{base}");
         let saved =
             |folder: &TempDir, step| contents(&folder.path().join(format!("checkpoints/step-00000{step}")));
-        for step in [4, 8] {
-            assert!(saved(&dense, step) == saved(&compressed, step), "{name}: checkpoints after step {step}");
+        for step in [3, 6] {
+            assert!(saved(&dense, step) == saved(&compressed, step), "{base}: checkpoints after step {step}");
         }
         for (folder, set) in [(&dense, COMPRESSED), (&compressed, "prune.weights=dense")] {
-            fs::remove_dir_all(folder.path().join("checkpoints/step-000008")).unwrap();
-            assert_eq!(hash(base.set(set).run_in(folder.path())), expected, "{name}: on with {set}");
+            fs::remove_dir_all(folder.path().join("checkpoints/step-000006")).unwrap();
+            assert_eq!(hash(base.set(set).run_in(folder.path())), expected, "{base}: on with {set}");
         }
     }
 }
@@ -178,20 +167,16 @@ fn weights_that_were_not_initialised_yet_are_what_they_will_be() {
 /// byte, at the peak.
 #[test]
 fn every_byte_is_predicted() {
-    for (method, precision, more) in [
-        ("random", "bf16", "optimizer.master=low-bits"),
-        ("magnitude", "f32", "train.recompute=block"),
-        ("rigl", "bf16", "prune.every=2"),
-        ("snip", "f32", "prune.samples=8"),
-        ("magnitude", "bf16", "parallel.pipeline=2"),
-        ("random", "f32", "parallel.data=2"),
-        ("magnitude", "f32", "prune.kernels=sparse"),
+    for set in [
+        "prune.method=random train.precision=bf16 optimizer.master=low-bits",
+        "prune.method=magnitude train.recompute=block",
+        "prune.method=rigl train.precision=bf16 prune.every=2",
+        "prune.method=snip prune.samples=8",
+        "prune.method=magnitude train.precision=bf16 parallel.pipeline=2",
+        "prune.method=random parallel.data=2",
+        "prune.method=magnitude prune.kernels=sparse",
     ] {
-        let base = gpt()
-            .set("model.tied=false prune.sparsity=0.75")
-            .set(COMPRESSED)
-            .set(more)
-            .set(format!("prune.method={method} train.precision={precision}"));
+        let base = gpt().set("model.tied=false prune.sparsity=0.75").set(COMPRESSED).set(set);
         let plan = planned(&base);
         let ranks = on_every_rank(&base, |mut trainer| {
             take(&mut trainer, 3)?;
@@ -203,7 +188,7 @@ fn every_byte_is_predicted() {
         });
         for (rank, (in_use, at_rest, expanded, workspace)) in ranks.into_iter().enumerate() {
             let predicted = plan.rank(rank).unwrap().memory;
-            let case = format!("{method} {precision} {more}, rank {rank}");
+            let case = format!("{set}, rank {rank}");
             assert_eq!(in_use, [predicted.weights, predicted.optimizer, predicted.mask], "{case}");
             assert_eq!(at_rest, predicted.weights_at_rest, "{case}");
             assert_eq!(

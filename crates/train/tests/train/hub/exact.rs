@@ -2,7 +2,6 @@
 //! f32, and `--dtype f32` writes them. And numbers that are none.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use espalier_tensor::Device;
@@ -12,7 +11,8 @@ use espalier_train::parallel::Ranks;
 use espalier_train::trained::EvalWindows;
 use safetensors::Dtype;
 
-use super::{AS_IT_IS, Numbers, floats, folder_with, gpt2, ids, open, start_from, tensors};
+use super::{AS_IT_IS, Numbers, floats, folder_with, gpt2, ids, open, start_from, tensors, write_ids};
+use crate::support::{assert_says, scored};
 
 fn f32s(numbers: &Numbers) -> Vec<f32> {
     assert_eq!(numbers.0, Dtype::F32);
@@ -84,19 +84,14 @@ fn weights_that_are_no_numbers_are_named() {
     let (plan, device) = (trained.plan(&[]).unwrap(), Device::cpu(1).unwrap());
     let weights = trained.params(&plan, &device, &Ranks::single()).unwrap_err();
     let written = trained.export(&at("hf"), &AS_IT_IS).unwrap_err();
-    let ids: Vec<u8> = ids().iter().flat_map(|id| (*id as u16).to_le_bytes()).collect();
-    fs::write(at("ids.bin"), ids).unwrap();
-    let data = trained.eval_dataset(Some(&at("ids.bin")), &[]).unwrap();
-    let evaluated = trained.evaluate(plan, data, EvalWindows::default(), &device, None).unwrap_err();
+    write_ids(&at("ids.bin"), &ids());
+    let evaluated = scored(&trained, Some(&at("ids.bin")), "", EvalWindows::default()).unwrap_err();
     for error in [weights, written, evaluated] {
         assert!(
             matches!(&error, Error::BrokenWeights { tensor, .. } if tensor == "h.1.mlp.c_fc.weight"),
             "{error}"
         );
-        assert!(
-            error.to_string().contains("broken: h.1.mlp.c_fc.weight has a NaN or an infinity"),
-            "{error}"
-        );
+        assert_says(&error, &["broken: h.1.mlp.c_fc.weight has a NaN or an infinity"]);
     }
     assert!(!at("hf").exists());
 }

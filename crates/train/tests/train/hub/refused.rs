@@ -10,7 +10,7 @@ use safetensors::Dtype;
 use serde_json::json;
 
 use super::{Numbers, config_of, copy, folder_with, gpt2, open, oracle, refusal, tensors, write};
-use crate::support::settings;
+use crate::support::{assert_says, settings};
 
 /// Why a run, or whoever uses it, cannot have the weights of a folder.
 fn weights_refused(folder: &Path, more: &str) -> String {
@@ -59,7 +59,7 @@ fn a_tensor_that_is_missing_too_many_or_of_another_shape_is_named() {
         let wte = all.get_mut("transformer.wte.weight").unwrap();
         (wte.0, wte.2) = (Dtype::I8, vec![0; 640]);
     });
-    assert!(integers.contains("wte.weight is I8 [40, 16] there"), "{integers}");
+    assert_says(&integers, &["wte.weight is I8 [40, 16] there"]);
     let short = weights_refused(&gpt2(), "model.context=99");
     assert!(short.ends_with("wpe.weight is F32 [16, 16] there, and F32 [99, 16] in this run"), "{short}");
 }

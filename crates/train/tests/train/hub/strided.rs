@@ -2,28 +2,23 @@
 
 use std::fs;
 
-use espalier_tensor::Device;
 use espalier_train::trained::{EvalResult, EvalWindows};
 use serde_json::Value;
 
-use super::{gpt2, open, oracle};
-use crate::support::settings;
+use super::{gpt2, open, oracle, write_ids};
+use crate::support::scored;
 
 #[test]
 fn the_strided_perplexity_is_that_of_transformers() {
     let folder = tempfile::tempdir().unwrap();
     let fixture = fs::read(oracle().join("hub/strided.json")).unwrap();
     let fixture: Value = serde_json::from_slice(&fixture).unwrap();
-    let ids = fixture["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u16);
+    let ids = fixture["ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32);
     let path = folder.path().join("ids.bin");
-    fs::write(&path, ids.flat_map(u16::to_le_bytes).collect::<Vec<u8>>()).unwrap();
+    write_ids(&path, &ids.collect::<Vec<_>>());
     let trained = open(&gpt2());
     let score = |layout: &str, stride: Option<usize>| -> EvalResult {
-        let overrides = settings(layout);
-        let dataset = trained.eval_dataset(Some(&path), &overrides).unwrap();
-        let plan = trained.plan_for(&dataset, &overrides).unwrap();
-        let windows = EvalWindows { stride, ..EvalWindows::default() };
-        trained.evaluate(plan, dataset, windows, &Device::cpu(2).unwrap(), None).unwrap()
+        scored(&trained, Some(&path), layout, EvalWindows { stride, ..EvalWindows::default() }).unwrap()
     };
     let windowed = score("", None);
     assert_eq!(windowed.windowed_perplexity, windowed.perplexity);

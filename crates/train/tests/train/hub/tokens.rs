@@ -5,12 +5,12 @@ use std::fs;
 use std::path::Path;
 
 use espalier_plan::RunFile;
-use espalier_tensor::Device;
 use espalier_train::hub::{self, ModelDescription};
 use espalier_train::trained::{EvalResult, EvalWindows, TrainedModel};
 use serde_json::json;
 
-use super::{folder_with, ids, newest, open, start_from};
+use super::{folder_with, ids, newest, open, start_from, write_ids};
+use crate::support::{assert_says, scored};
 
 /// GPT-2's two files for a model of 40 tokens: letters, a space, and one word.
 pub(super) fn add_tokenizer(folder: &Path) {
@@ -23,9 +23,7 @@ pub(super) fn add_tokenizer(folder: &Path) {
 }
 
 fn score(trained: &TrainedModel, path: &Path) -> EvalResult {
-    let dataset = trained.eval_dataset(Some(path), &[]).unwrap();
-    let plan = trained.plan_for(&dataset, &[]).unwrap();
-    trained.evaluate(plan, dataset, EvalWindows::default(), &Device::cpu(2).unwrap(), None).unwrap()
+    scored(trained, Some(path), "", EvalWindows::default()).unwrap()
 }
 
 /// Text is read by it where the model is evaluated and where it is trained on, and checkpoints have it in one
@@ -66,12 +64,9 @@ fn text_for_a_model_without_a_tokenizer_is_refused() {
     let at = |name: &str| folder.path().join(name);
     let from = folder_with(at("from"), |_| {});
     fs::write(at("text.txt"), "short").unwrap();
-    let refused = open(&from).eval_dataset(Some(&at("text.txt")), &[]).unwrap_err().to_string();
-    assert!(
-        refused.contains(
-            "text.txt is text: expected a file of token ids, since the model comes without a tokenizer"
-        ),
-        "{refused}"
+    assert_says(
+        open(&from).eval_dataset(Some(&at("text.txt")), &[]).unwrap_err(),
+        &["text.txt is text: expected a file of token ids, since the model comes without a tokenizer"],
     );
     fs::write(at("long.txt"), "a longer text ".repeat(99)).unwrap();
     let train = |tokenizer: &str| {
@@ -104,8 +99,7 @@ fn text_for_a_model_without_a_tokenizer_is_refused() {
 fn a_head_that_is_no_copy_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    let ids: Vec<u8> = ids().iter().flat_map(|id| (*id as u16).to_le_bytes()).collect();
-    fs::write(at("ids.bin"), ids).unwrap();
+    write_ids(&at("ids.bin"), &ids());
     let copied = folder_with(at("copied"), |all| {
         all.insert("lm_head.weight".into(), all["transformer.wte.weight"].clone());
     });

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use espalier_train::hub::{ExportOptions, ExportPrecision};
 
 use super::{AS_IT_IS, folder_with, gpt2, ids, open, started, tensors};
-use crate::support::{RecordingObserver, assert_predicted, tiny_gpt};
+use crate::support::{RecordingObserver, assert_predicted, assert_says, tiny_gpt};
 
 /// The fixture without three of four weights of its layers: 4,608, of 7,040 with the tables of tokens and
 /// positions, which can be pruned too.
@@ -121,7 +121,7 @@ fn what_was_pruned_is_kept_and_has_no_state() {
     }
     // A run that is resumed has its masks in the checkpoint, and its sparsity in run.toml.
     let text = std::fs::read_to_string(at("compressed").join("run.toml")).unwrap();
-    assert!(text.contains("method = \"keep\"") && text.contains("sparsity = 0.75"), "{text}");
+    assert_says(&text, &["method = \"keep\"", "sparsity = 0.75"]);
 }
 
 /// Each in one sentence.

@@ -52,3 +52,10 @@ pub fn assert_goes_on(base: &Base, [middle, steps]: [u64; 2]) {
     let (again, observer) = base.resume_observed(folder.path());
     assert_eq!((hash(again), observer.resumed_after), (expected, Some(middle)), "{base}");
 }
+
+/// An error, or a warning, has these words in it.
+#[track_caller]
+pub fn assert_says(said: impl Display, words: &[&str]) {
+    let said = said.to_string();
+    assert!(words.iter().all(|words| said.contains(words)), "{said}");
+}

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use espalier_train::checkpoint::Checkpoints;
+use espalier_train::Result;
+use espalier_train::checkpoint::{Checkpoint, Checkpoints, LoadRequest, LoadTarget};
+use espalier_train::parallel::Ranks;
 use tempfile::TempDir;
 
 use super::{Base, on_every_rank, planned};
@@ -63,4 +65,21 @@ pub fn save_again(base: &Base, from: &Path, to: &Path) {
         trainer.load(&from, |broken| panic!("{broken}"))?.expect("a checkpoint is there");
         trainer.save(&to)
     });
+}
+
+/// Reads the checkpoint of a step on one rank.
+pub fn read_step(folder: &Path, step: u64) -> Result<Checkpoint> {
+    Checkpoint::read(&folder.join(format!("step-{step:06}")), &Ranks::single())
+}
+
+/// Fills tensors with what a file of a checkpoint has of them.
+pub fn fill(checkpoint: &Checkpoint, file: &str, tensors: Vec<(String, LoadTarget<'_>)>) -> Result<()> {
+    checkpoint.fill(&mut [LoadRequest { file, tensors, elsewhere: 0, converts: false }])
+}
+
+/// Flips a bit of a file's last byte.
+pub fn flip_a_bit(file: &Path) {
+    let mut bytes = fs::read(file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(file, bytes).unwrap();
 }
