@@ -11,8 +11,7 @@ use crate::support::{Base, files, images, passed_on, rotary_llama, saved, tiny_g
 
 /// A tied GPT of several blocks, whose batch all layouts here divide.
 fn gpt() -> Base {
-    tiny_gpt("train.batch=8 train.eval_samples=11 model.context=12 model.layers=3")
-        .set("train.micro_batches=4")
+    tiny_gpt("train.batch=8 train.eval_samples=11 model.layers=3").set("train.micro_batches=4")
 }
 
 fn on(base: &Base, stages: usize, data: usize, schedule: &str) -> Base {

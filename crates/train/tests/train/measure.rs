@@ -202,7 +202,7 @@ fn two_ranks_measure_what_one_does() {
             (sharpness(&surface, Neighbourhood::default())?, largest_eigenvalue(&surface)?);
         Ok([noise.variance, noise.signal, sharpness.loss, sharpness.value, largest.value])
     };
-    let run = tiny_gpt("train.batch=8 model.context=12");
+    let run = tiny_gpt("train.batch=8 model.layers=1");
     let one = on_every_rank(&run.set("train.micro_batches=2"), show)[0];
     for split in ["parallel.data=2", "parallel.pipeline=2"] {
         let run = run.set(split).set(if split.contains("data") {

@@ -21,7 +21,7 @@ use crate::support::{
 use crate::tensor::{Within, on, same_as};
 
 fn gpt() -> Base {
-    tiny_gpt("train.eval_samples=11 model.dropout=0.1 model.context=12 model.layers=3")
+    tiny_gpt("train.eval_samples=11 model.dropout=0.1 model.layers=3")
         .set("optimizer.name=sgd learning_rate.peak=0.1")
 }
 
