@@ -54,17 +54,28 @@ pub fn to_memory(bytes: Vec<u8>, shape: &[usize], each: usize) -> Vec<u8> {
     }
 }
 
-/// Transposes matrices that follow each other.
+/// Transposes matrices that follow each other, of numbers of so many bytes.
 fn transpose(bytes: &[u8], rows: usize, columns: usize, each: usize) -> Vec<u8> {
-    let mut moved = Vec::with_capacity(bytes.len());
-    for matrix in bytes.chunks_exact(rows * columns * each) {
+    match each {
+        1 => transpose_of::<1>(bytes, rows, columns),
+        2 => transpose_of::<2>(bytes, rows, columns),
+        4 => transpose_of::<4>(bytes, rows, columns),
+        8 => transpose_of::<8>(bytes, rows, columns),
+        _ => unreachable!("numbers of {each} bytes"),
+    }
+}
+
+fn transpose_of<const EACH: usize>(bytes: &[u8], rows: usize, columns: usize) -> Vec<u8> {
+    let numbers = bytes.as_chunks::<EACH>().0;
+    let mut moved = Vec::with_capacity(numbers.len());
+    for matrix in numbers.chunks_exact(rows * columns) {
         for column in 0..columns {
             for row in 0..rows {
-                moved.extend_from_slice(&matrix[(row * columns + column) * each..][..each]);
+                moved.push(matrix[row * columns + column]);
             }
         }
     }
-    moved
+    moved.into_flattened()
 }
 
 #[cfg(test)]
