@@ -281,9 +281,21 @@ impl PruneMethod {
 
     /// Whether it prunes before the first step, so that dense state never exists.
     pub fn at_start(&self) -> bool {
-        use PruneMethod::*;
-        let later = matches!(self, Gradual { .. } | Elsa { .. } | EarlyBird { .. } | Lottery { .. });
-        !later && self.at() == 0
+        match *self {
+            PruneMethod::Random { at, .. }
+            | PruneMethod::Magnitude { at, .. }
+            | PruneMethod::Wanda { at, .. }
+            | PruneMethod::TwoOfFour { at } => at == 0,
+            PruneMethod::Snip { .. }
+            | PruneMethod::Grasp { .. }
+            | PruneMethod::Set(_)
+            | PruneMethod::Rigl(_)
+            | PruneMethod::Keep => true,
+            PruneMethod::Gradual { .. }
+            | PruneMethod::Elsa { .. }
+            | PruneMethod::EarlyBird { .. }
+            | PruneMethod::Lottery { .. } => false,
+        }
     }
 
     /// Whether its masks before the first step follow from the weights' first values, or from chance, with no

@@ -43,7 +43,7 @@ pub fn sheet() -> String {
          .head{font-size:18px;font-weight:600}.bold{font-weight:600;font-size:13px}.small{font-size:11px}\n\
          .curve{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}.faint{stroke-width:1;opacity:.35}\n\
          .dashed{stroke-dasharray:6 5;stroke-width:1.6}.guide{stroke-dasharray:2 4;stroke-width:1.4;fill:none}\n\
-         .interval{stroke-width:1.4}.band{opacity:.16}.dot{opacity:.5}.ring{fill:none;stroke-width:2.4}\n\
+         .interval{stroke-width:1.4}.dot{opacity:.5}.ring{fill:none;stroke-width:2.4}\n\
          .planned{fill:none;stroke-width:1.4}.grid,.axis{stroke-width:1}\n",
     );
     sheet.push_str(&colours(LIGHT, |(light, _)| light));

@@ -280,7 +280,8 @@ mod tests {
             a.b = { log = [1] } => `search.ranges.a.b.log` must be two numbers, as in [0.001, 1.0], got a list of 1
             a = 3 => `search.ranges.a` must be a range, as in { log = [1e-4, 1.0] }, got 3
         "#;
-        for (text, expected) in refused.trim().lines().filter_map(|line| line.split_once(" => ")) {
+        for line in refused.trim().lines() {
+            let (text, expected) = line.split_once(" => ").expect("a range, and a sentence");
             assert_eq!(message(text), expected);
         }
     }

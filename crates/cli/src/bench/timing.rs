@@ -103,6 +103,14 @@ mod tests {
     }
 
     #[test]
+    fn an_error_ends_them() {
+        let refused = || espalier_tensor::Error::Unsupported { what: "no".into() };
+        let prepare = |_: &Device| -> Result<Vec<TimedWork>> { Ok(vec![Box::new(move || Err(refused()))]) };
+        let error = at_once(&[Device::cpu(1).unwrap()], Duration::ZERO, prepare).unwrap_err();
+        assert!(error.to_string().ends_with("no"), "{error}");
+    }
+
+    #[test]
     fn devices_work_at_once_and_one_that_cannot_ends_it() {
         let devices = [Device::cpu(1).unwrap(), Device::cpu(1).unwrap()];
         let begun = Mutex::new(0);

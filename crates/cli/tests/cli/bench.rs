@@ -6,7 +6,7 @@ use std::process::Output;
 
 use espalier_plan::cluster::Cluster;
 
-use crate::{TestDir, espalier, json_of, outputs, refused, stderr};
+use crate::{TestDir, doctor, ended, espalier, json_of, outputs, refused, stderr, succeeded};
 
 /// `bench compute` and `bench comm`, with sizes that take a moment.
 fn quick(folder: &Path, question: &str, arguments: &str) -> Output {
@@ -43,6 +43,19 @@ fn a_cluster_file_is_measured_in_two_parts() {
     assert_eq!(Cluster::parse(&text).unwrap().node, linked.node, "and so is this one");
     assert_eq!(text.matches("espalier bench compute`").count(), 1, "{text}");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left");
+}
+
+/// Without a GPU the machine is at fault, and nothing is left behind.
+#[test]
+fn a_gpu_is_measured_or_missed() {
+    let folder = TestDir::new();
+    let output = espalier(&folder, "bench compute --quick --device cuda");
+    if doctor()["cuda"]["found"] == true {
+        succeeded(output);
+    } else {
+        ended(output, 3, &["CUDA cannot be used"]);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "nothing is left");
+    }
 }
 
 #[test]

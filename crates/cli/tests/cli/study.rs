@@ -212,7 +212,7 @@ fn wrong_input_gets_one_sentence() {
         --set search.ranges.learning_rate.peak.log=[0.1,0.01] => must be a range that is not empty: the smaller number first, got [0.1, 0.01]
         --set cells.batches=[8,1000] => `cells.batches` has 1000, and there are 360 training samples
         --set run.data.kind=idx --set run.data.path=nowhere => has no effect with `data.kind`
-        --out other => results of another study (tiny 
+        --out other => results of another study (tiny
         --shard 3/2 => expected I/N with I from 1 to N, as in 2/8
         --shard 1/2 --widen => cannot be used with
         --set run.model.name=mpl => did you mean `mlp`?

@@ -185,7 +185,7 @@ impl ProgressThread<'_, '_> {
                 }
                 // Where all have ended well, a request was dropped and its peer has ended: it will never be done.
                 let late = since.elapsed() > GRACE;
-                if all && (failed || late) || failed && late {
+                if (all && failed) || (late && (all || failed)) {
                     return false;
                 }
             }

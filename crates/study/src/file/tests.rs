@@ -111,7 +111,8 @@ fn mistakes_get_a_sentence_that_names_the_field() {
         run.optimizer.name=sgd => `run.optimizer.momentum` has no effect with `optimizer.name` = "sgd", whose fields are: exclude_from_decay, master, moments, weight_decay
         search.ranges.learning_rate.peek.log=[1, 2] => `run.learning_rate.peek` is not a field; did you mean `run.learning_rate.peak`?
     "#;
-    for (change, expected) in refused.trim().lines().filter_map(|line| line.trim().split_once(" => ")) {
+    for line in refused.trim().lines() {
+        let (change, expected) = line.trim().split_once(" => ").expect("a change, and a sentence");
         assert_eq!(message(change), expected, "{change}");
     }
     let without = |line: &str| Study::parse(&TEXT.replace(line, ""), &[]).unwrap_err().to_string();

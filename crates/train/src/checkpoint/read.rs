@@ -198,6 +198,7 @@ impl Checkpoint {
     ) -> Result<()> {
         let LoadTarget { tensor, shard, range, .. } = target;
         let dtype = dtype_of(tensor);
+        // A mask that does not fit is refused before anything is filled.
         self.older_order(name, entry)?;
         let kept = self.kept(entry, shard)?;
         if let (ShardValues::KeptBy(_), Some(kept)) = (&entry.values, &kept) {
