@@ -25,6 +25,8 @@ pub struct EngineProfile {
     pub attention: AttentionKernel,
     /// Bytes that its norms, activations and sums move, of those that ours do.
     pub passes: f64,
+    /// Whether passes that queue the same work in each step are captured as a CUDA graph.
+    pub captures: bool,
     /// The fraction of a message between stages during which neither end computes.
     pub blocking: f64,
     /// Whether gradient all-reduces start within the last backward pass.

@@ -34,8 +34,10 @@ impl RunningTrial {
         let max_wrong = workload.max_wrong(&plan);
         let (dataset, device) = (workload.dataset().clone(), workload.device());
         let (model, precision) = (plan.model.name.clone(), plan.storage.precision.name());
+        let scores = workload.scores(settings, &plan);
         let mut trainer = device.enter(|| Trainer::new(plan, dataset, device))?;
         trainer.enable_graphed_step();
+        trainer.share_scores(scores);
         Ok(RunningTrial { trainer, model, precision, max_wrong, end: None })
     }
 

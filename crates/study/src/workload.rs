@@ -14,6 +14,7 @@ use espalier_plan::spec::Input;
 use espalier_plan::{Error, Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::Result;
+use espalier_train::prune::shared_scores::{ScoresOfRun, SharedScores};
 
 /// Samples that run at a time, unless the run file says how many: on a processor so few that what a layer
 /// makes of them stays in the second-level cache (simple-cnn's first layer makes 74 KB of each image).
@@ -31,6 +32,8 @@ pub struct Workload {
     dataset: Arc<Dataset>,
     device: Device,
     goal: Option<f64>,
+    /// What trials with the same seed are pruned by.
+    scores: Arc<SharedScores>,
 }
 
 /// What tells a trial from the others.
@@ -67,6 +70,7 @@ impl Workload {
             dataset: Arc::new(dataset),
             device: device.clone(),
             goal: None,
+            scores: Arc::default(),
         })
     }
 
@@ -118,6 +122,15 @@ impl Workload {
             return Err(Error::Conflict { field: "parallel".into(), problem }.into());
         }
         Ok(plan)
+    }
+
+    /// What trials with the same initial weights and samples are pruned by: the seed decides, and whatever else
+    /// is searched but how steps are taken. Batch norms measure the samples of a batch when they are scored.
+    pub(crate) fn scores(&self, settings: &TrialSettings, plan: &Plan) -> ScoresOfRun {
+        let of_steps = |field: &str| field.starts_with("learning_rate.") || field.starts_with("optimizer.");
+        let fields: Vec<_> = settings.fields.iter().filter(|(field, _)| !of_steps(field)).collect();
+        let batch = (!plan.model.buffers().is_empty()).then_some(settings.batch);
+        ScoresOfRun { shared: self.scores.clone(), run: format!("{} {batch:?} {fields:?}", settings.seed) }
     }
 
     /// What trials compute on.

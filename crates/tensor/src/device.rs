@@ -105,6 +105,11 @@ impl Device {
         }
     }
 
+    /// Whether the time of a GPU's kernels is being taken, one by one.
+    pub fn is_profiled(&self) -> bool {
+        matches!(self, Device::Cuda(cuda) if cuda.is_profiled())
+    }
+
     /// Gives the memory of freed tensors back, where it is kept for reuse: a GPU is waited for.
     pub fn release_unused(&self) -> Result<()> {
         match self {

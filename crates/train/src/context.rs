@@ -14,6 +14,7 @@ use crate::Result;
 use crate::parallel::Ranks;
 use crate::parallel::model::ModelParallel;
 use crate::parallel::reduce_groups::ReduceGroups;
+use crate::prune::shared_scores::ScoresOfRun;
 use crate::stage::Stage;
 
 /// What a rank knows. Weights, masks and state are not here: they change.
@@ -43,6 +44,8 @@ pub struct TrainContext {
     pub order: SampleOrder,
     /// Training batches, the next one ahead of its time.
     pub feed: DataLoader,
+    /// What weights are scored by before the first step, where other runs begin alike.
+    pub scores: Option<ScoresOfRun>,
 }
 
 impl TrainContext {
@@ -63,6 +66,7 @@ impl TrainContext {
             groups: ReduceGroups::form(&plan, &params, &ranks)?,
             order: SampleOrder::new(plan.seed, dataset.len(DataSplit::Train)),
             feed: DataLoader::new(dataset.clone(), device, dtype),
+            scores: None,
             device: device.clone(),
             params,
             ranks,

@@ -24,7 +24,7 @@ use espalier_tensor::{DType, Device, Error};
 use serde_json::{Value, json};
 
 use super::cluster_file::ClusterFile;
-use super::timing::at_once;
+use super::timing::{Launches, at_once};
 use crate::device;
 use crate::local_cluster::core_name;
 use crate::output::{self, print_err, print_out};
@@ -257,8 +257,10 @@ impl BenchDevices {
     fn time(&self, ops: &[BenchOp], precision: &'static str, dtype: DType) -> Result<Vec<ComputeRow>> {
         let prepare =
             |device: &Device| ops.iter().map(|op| op.prepare(device, dtype)).collect::<Result<_, _>>();
+        // What it takes to launch is the host's, all else the GPU's.
+        let launches = if ops == [BenchOp::Launch] { Launches::Eager } else { Launches::Captured };
         let samples = |devices: &[Device]| -> Result<Vec<OpTiming>> {
-            let times = at_once(devices, self.budget, prepare)?;
+            let times = at_once(devices, self.budget, launches, prepare)?;
             let sample = |(op, ms): (&BenchOp, f64)| OpTiming {
                 size: op.size(dtype),
                 seconds: ms * 1e-3 / op.pass_count(),

@@ -1,5 +1,6 @@
 //! How things are timed beside each other: in turns, so that a machine that slows down slows all of them
-//! down; and, where ranks share a machine, by all of them at once, since each is slower then.
+//! down; and, where ranks share a machine, by all of them at once, since each is slower then. On a GPU several
+//! runs of small work are captured as a CUDA graph, so that it is timed and not the host's launches.
 
 use std::time::{Duration, Instant};
 
@@ -20,19 +21,27 @@ const ROUNDS: (usize, usize) = (3, 41);
 /// How long a device waits for another.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Whether the host starts a GPU's kernels one by one, or many at once.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Launches {
+    Eager,
+    Captured,
+}
+
 /// The median milliseconds of each, over as many rounds as fit into about `budget`, on devices that all do the same at
 /// the same time, each with cases of its own: means over devices. In a round each case has one turn; one run of each
 /// comes before and does not count.
 pub fn at_once(
     devices: &[Device],
     budget: Duration,
+    launches: Launches,
     prepare: impl Fn(&Device) -> Result<Vec<TimedWork>> + Sync,
 ) -> Result<Vec<f64>, Error> {
     let each = threads::run(devices.len(), TIMEOUT, |comm| {
         let device = &devices[comm.rank()];
         // Waits for the others: so all begin each sample together.
         let mean = |ms: f64| Ok(comm.all_reduce(vec![ms], Reduce::Sum)?[0] / devices.len() as f64);
-        rounds(device, budget, &mut prepare(device)?, mean)
+        rounds(device, budget, launches, prepare(device)?, mean)
     });
     // All have the same means.
     Ok(each?.swap_remove(0))
@@ -41,37 +50,66 @@ pub fn at_once(
 fn rounds(
     device: &Device,
     budget: Duration,
-    cases: &mut [TimedWork],
+    launches: Launches,
+    cases: Vec<TimedWork>,
     mean: impl Fn(f64) -> Result<f64, Error> + Sync,
 ) -> Result<Vec<f64>, Error> {
     device.enter(|| {
-        let mut plans = Vec::new();
-        for case in &mut *cases {
-            sample(device, case, 1)?;
-            let once = mean(sample(device, case, 1)?)?.max(1e-6);
+        let mut samples = Vec::new();
+        let mut round = 0.0;
+        for mut work in cases {
+            seconds(device, &mut work)?;
+            let once = mean(seconds(device, &mut work)?)?.max(1e-6);
             let repeats = (SAMPLE.as_secs_f64() / once).ceil().clamp(1.0, MOST_REPEATS);
-            plans.push((repeats as usize, once * repeats));
+            round += once * repeats;
+            samples.push(Sample::new(device, launches, work, repeats as usize)?);
         }
-        let round: f64 = plans.iter().map(|(_, seconds)| seconds).sum();
         let rounds = ((budget.as_secs_f64() / round) as usize).clamp(ROUNDS.0, ROUNDS.1);
-        let mut times = vec![Vec::new(); cases.len()];
+        let mut times = vec![Vec::new(); samples.len()];
         for _ in 0..rounds {
-            for ((case, (repeats, _)), times) in cases.iter_mut().zip(&plans).zip(&mut times) {
-                times.push(mean(sample(device, case, *repeats)?)? * 1e3);
+            for (sample, times) in samples.iter_mut().zip(&mut times) {
+                times.push(mean(sample.take(device)?)? * 1e3);
             }
         }
         Ok(times.into_iter().map(median).collect())
     })
 }
 
-/// Seconds of one run, averaged over some that follow each other.
-fn sample(device: &Device, case: &mut TimedWork, repeats: usize) -> Result<f64> {
-    let start = Instant::now();
-    for _ in 0..repeats {
-        case()?;
+/// Some runs of a work that follow each other.
+struct Sample {
+    all: TimedWork,
+    repeats: usize,
+}
+
+impl Sample {
+    fn new(device: &Device, launches: Launches, mut work: TimedWork, repeats: usize) -> Result<Sample> {
+        let all: TimedWork = match device {
+            Device::Cuda(cuda) if launches == Launches::Captured => {
+                let graph = cuda.record(|| (0..repeats).try_for_each(|_| work()))?;
+                graph.replay()?;
+                Box::new(move || {
+                    // It has the tensors that the graph reads.
+                    let _ = &work;
+                    graph.replay().map(drop)
+                })
+            }
+            _ => Box::new(move || (0..repeats).try_for_each(|_| work())),
+        };
+        Ok(Sample { all, repeats })
     }
+
+    /// Seconds of one of them, on the mean.
+    fn take(&mut self, device: &Device) -> Result<f64> {
+        Ok(seconds(device, &mut self.all)? / self.repeats as f64)
+    }
+}
+
+/// Seconds of some work, until a GPU is done with it.
+fn seconds(device: &Device, work: &mut TimedWork) -> Result<f64> {
+    let start = Instant::now();
+    work()?;
     device.synchronize()?;
-    Ok(start.elapsed().as_secs_f64() / repeats as f64)
+    Ok(start.elapsed().as_secs_f64())
 }
 
 #[cfg(test)]
@@ -93,7 +131,7 @@ mod tests {
             })
         };
         let prepare = |_: &Device| Ok(vec![turn('a'), turn('b')]);
-        let times = at_once(&[Device::cpu(1).unwrap()], Duration::ZERO, prepare).unwrap();
+        let times = at_once(&[Device::cpu(1).unwrap()], Duration::ZERO, Launches::Eager, prepare).unwrap();
         assert_eq!(times.len(), 2);
         assert_eq!(
             order.lock().unwrap().iter().collect::<String>(),
@@ -106,7 +144,8 @@ mod tests {
     fn an_error_ends_them() {
         let refused = || espalier_tensor::Error::Unsupported { what: "no".into() };
         let prepare = |_: &Device| -> Result<Vec<TimedWork>> { Ok(vec![Box::new(move || Err(refused()))]) };
-        let error = at_once(&[Device::cpu(1).unwrap()], Duration::ZERO, prepare).unwrap_err();
+        let error =
+            at_once(&[Device::cpu(1).unwrap()], Duration::ZERO, Launches::Eager, prepare).unwrap_err();
         assert!(error.to_string().ends_with("no"), "{error}");
     }
 
@@ -121,10 +160,15 @@ mod tests {
                 Ok(())
             })])
         };
-        let times = at_once(&devices, Duration::ZERO, prepare).unwrap();
+        let times = at_once(&devices, Duration::ZERO, Launches::Eager, prepare).unwrap();
         assert!(times.len() == 1 && times[0] >= 2.0, "{times:?}");
         assert_eq!(*begun.lock().unwrap(), 2);
         let refused = |_: &Device| Err(espalier_tensor::Error::Unsupported { what: "no".into() });
-        assert!(at_once(&devices, Duration::ZERO, refused).unwrap_err().to_string().ends_with("no"));
+        assert!(
+            at_once(&devices, Duration::ZERO, Launches::Eager, refused)
+                .unwrap_err()
+                .to_string()
+                .ends_with("no")
+        );
     }
 }

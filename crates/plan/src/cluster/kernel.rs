@@ -1,5 +1,5 @@
 //! What kernels take on a device: products by their flops, everything else by the bytes that pass through
-//! memory, and never less than it takes to start them.
+//! memory, and never less than it takes the host to start them, where it starts each.
 
 use super::{Convolution, ConvolutionPass, DeviceSpec, share};
 use crate::spec::Precision;
@@ -18,6 +18,8 @@ pub struct DeviceKernels<'a> {
     pub zeros: f64,
     /// How many such devices a rank has: cores can be several.
     pub devices: f64,
+    /// Whether the host starts them all at once, as a CUDA graph.
+    pub captured: bool,
 }
 
 impl DeviceKernels<'_> {
@@ -60,12 +62,12 @@ impl DeviceKernels<'_> {
             return 0.0;
         }
         let seconds = |bytes| self.device.memory.pass(self.precision, bytes);
-        self.each(bytes, seconds).max(self.device.launch())
+        self.each(bytes, seconds).max(self.launch())
     }
 
     /// Seconds of a batch norm, with what it does on its way, that reads and writes so many bytes.
     pub(crate) fn batch_norm(&self, bytes: f64) -> f64 {
-        (self.pass(bytes) / self.device.memory.batch_norm).max(self.device.launch())
+        (self.pass(bytes) / self.device.memory.batch_norm).max(self.launch())
     }
 
     /// Seconds of a kernel that reads and writes so many bytes and does next to nothing with them.
@@ -73,12 +75,17 @@ impl DeviceKernels<'_> {
         if bytes == 0.0 {
             return 0.0;
         }
-        (self.pass(bytes) / self.device.memory.light).max(self.device.launch())
+        (self.pass(bytes) / self.device.memory.light).max(self.launch())
     }
 
     /// How many times as fast products are for the zeros among the weights: a file says so of nine tenths.
     fn with_zeros(&self) -> f64 {
         1.0 + (self.device.matrix(self.precision).zeros - 1.0) * (self.zeros / 0.9).min(1.0)
+    }
+
+    /// The least seconds from the start of one to that of the next, by the host.
+    fn launch(&self) -> f64 {
+        if self.captured { 0.0 } else { self.device.launch() }
     }
 
     /// Several devices split the work.
@@ -102,8 +109,13 @@ mod tests {
     #[test]
     fn narrow_and_small_convolutions_are_slower_on_a_gpu() {
         let cluster = builtin("h200-node").unwrap();
-        let kernels =
-            DeviceKernels { device: &cluster.device, precision: Precision::Bf16, zeros: 0.0, devices: 1.0 };
+        let kernels = DeviceKernels {
+            device: &cluster.device,
+            precision: Precision::Bf16,
+            zeros: 0.0,
+            devices: 1.0,
+            captured: false,
+        };
         let rate = |channels: usize, pixels: f64| {
             let pass = ConvolutionPass::all(3, channels, 256, [pixels; 2])[0];
             pass.flops / kernels.convolution(&pass, 0.0)
@@ -114,5 +126,18 @@ mod tests {
         assert!(rate(3, 1e6) < 0.1 * rate(64, 1e6) && rate(64, 1e6) < wide);
         assert!(rate(256, 200.0) < 0.2 * wide);
         assert!((kernels.batch_norm(1e9) * 0.8 / kernels.pass(1e9) - 1.0).abs() < 1e-9);
+    }
+
+    /// What is started with all the rest takes as long as it is busy.
+    #[test]
+    fn captured_kernels_are_not_started_one_by_one() {
+        let device = builtin("h200-node").unwrap().device;
+        let of = |captured| {
+            let precision = Precision::F32;
+            DeviceKernels { device: &device, precision, zeros: 0.0, devices: 1.0, captured }
+        };
+        assert!((of(false).pass(1000.0) - device.launch()).abs() < 1e-12);
+        assert!(of(true).pass(1000.0) < device.launch() && of(true).pass(1000.0) > 1e-6);
+        assert!((of(true).pass(1e9) - of(false).pass(1e9)).abs() < 1e-12);
     }
 }

@@ -68,8 +68,8 @@ pub struct Simulation<'a> {
 type PartitionKey = (usize, bool, [usize; 2]);
 
 /// What tells the passes of two candidates apart: the partition, samples of a micro-batch, what is run again, and
-/// how many ranks share the cores.
-type PassKey = (PartitionKey, usize, RecomputeMode, usize);
+/// how many ranks share the cores, and whether they are captured.
+type PassKey = (PartitionKey, usize, RecomputeMode, usize, bool);
 
 /// A rank's model, or why there is none.
 type RankModelResult = Result<Rc<RankModel>, Error>;
@@ -127,13 +127,23 @@ impl<'a> Simulation<'a> {
             precision: self.plan.storage.precision,
             zeros: self.plan.pruning.as_ref().map_or(0.0, |pruning| pruning.sparsity),
             devices: self.cluster.node.devices_each(candidate.ranks()),
+            captured: self.captures(candidate),
         }
+    }
+
+    /// Whether a candidate's passes are captured as a CUDA graph.
+    fn captures(&self, candidate: &Candidate) -> bool {
+        let micro_batches = candidate.micro_batches(self.plan.batch.samples).unwrap_or(0);
+        self.engine.captures
+            && !self.cluster.node.cores
+            && self.plan.model.can_capture(candidate.ranks(), micro_batches)
     }
 
     /// What the passes of each block take.
     fn passes(&self, candidate: &Candidate) -> Result<Rc<Vec<Passes>>, Error> {
         let sharers = if self.cluster.node.cores { candidate.ranks() } else { 1 };
-        let key = (candidate.partition_key(), candidate.micro_batch, candidate.recompute, sharers);
+        let captured = self.captures(candidate);
+        let key = (candidate.partition_key(), candidate.micro_batch, candidate.recompute, sharers, captured);
         if let Some(known) = self.passes.borrow().get(&key) {
             return Ok(known.clone());
         }

@@ -264,7 +264,8 @@ impl StageTimer<'_> {
 
     /// State is f32, whatever the run's precision.
     fn pass(&self, bytes: f64) -> f64 {
-        DeviceKernels { precision: Precision::F32, ..self.job.kernels(self.candidate) }.pass(bytes)
+        let kernels = self.job.kernels(self.candidate);
+        DeviceKernels { precision: Precision::F32, captured: false, ..kernels }.pass(bytes)
     }
 }
 

@@ -149,6 +149,7 @@ fn train_rank(
 ) -> Result<TrainedArm> {
     let most = plan.optimization.max_bad_steps;
     let mut trainer = Trainer::distributed(plan, dataset.clone(), device, ranks)?;
+    trainer.enable_graphed_step();
     let goal = gap.loss.filter(|_| !arm.to_end);
     let mut reached = goal.map(|_| false);
     let diverged = |steps, reached| Ok(TrainedArm { steps, reached, ended: None });

@@ -70,6 +70,26 @@ fn a_trial_that_is_paused_is_the_trial_that_is_not() {
     }
 }
 
+/// What a seed is scored by is made once for all batches, sparsities and rates; masks and weights are those of a
+/// trial that scores by itself.
+#[test]
+fn trials_of_a_seed_share_what_they_are_scored_by() {
+    let shared = workload();
+    let seeds = |workload: &Workload| {
+        let settings = settings(8, 0.5, 0.1);
+        workload.scores(&settings, &workload.plan(&settings).unwrap()).shared.len()
+    };
+    for (batch, sparsity, peak) in [(8, 0.9, 0.05), (8, 0.5, 0.05), (32, 0.9, 0.02)] {
+        let settings = settings(batch, sparsity, peak);
+        let alone = take(&workload(), &settings, &[3]);
+        assert_eq!(take(&shared, &settings, &[3]), alone);
+        assert_eq!(seeds(&shared), 1);
+    }
+    let other = TrialSettings { seed: 4, ..settings(8, 0.9, 0.05) };
+    assert_eq!(take(&shared, &other, &[3]), take(&workload(), &other, &[3]));
+    assert_eq!(seeds(&shared), 2);
+}
+
 /// A study that was killed resumes its paused trials, dense and pruned, to the bit; with none that
 /// is damaged, of another trial or of another step than its record says.
 #[test]

@@ -109,6 +109,7 @@ pub fn trace_smoothness(
     let over = LossSamples { samples: schedule.samples, micro_batch };
     device.enter(|| {
         let mut trainer = Trainer::new(plan, dataset, device)?;
+        trainer.enable_graphed_step();
         let (mut initial_loss, mut points) = (None, Vec::new());
         for step in 1..=steps.min(trainer.steps()) {
             let measures = schedule.measures(step);

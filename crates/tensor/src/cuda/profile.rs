@@ -80,6 +80,11 @@ impl Cuda {
         self.profile().on.store(true, Relaxed);
     }
 
+    /// Whether it is taken now.
+    pub(crate) fn is_profiled(&self) -> bool {
+        self.profile().on.load(Relaxed)
+    }
+
     /// What each family of kernels took since the start.
     pub fn take_profile(&self) -> Result<BTreeMap<&'static str, KernelTime>> {
         self.bind()?;

@@ -45,8 +45,14 @@ impl Pruner for Grasp {
     fn run(&mut self, network: &mut Network<'_>) -> Result<Decision> {
         let samples = self.chosen(network);
         let mut curvature = self.curvature(network, &samples)?;
-        let direction = curvature.gradient()?;
-        let flow = |ids: &[ParameterId]| curvature.hessian_product_of(&direction, ids);
+        let mut direction = None;
+        let flow = |ids: &[ParameterId]| {
+            let direction = match &direction {
+                Some(direction) => direction,
+                None => direction.insert(curvature.gradient()?),
+            };
+            curvature.hessian_product_of(direction, ids)
+        };
         // The lowest of `-w (H g)` stay, which is the highest of `w (H g)`; or those furthest from 0.
         let score = match self.score {
             FlowScore::Signed => ScoreOrder::Signed,

@@ -27,7 +27,13 @@ impl Network<'_> {
     ) -> Result<Vec<(ParameterId, MaskBits)>> {
         let passes = self.passes()?;
         // One pass is made once and kept, as there is memory for it.
-        let once = if passes.len() == 1 { Some(make(self.candidates)?) } else { None };
+        let once = match (passes.len(), &self.context.scores) {
+            (1, Some(known)) => {
+                Some(known.get_or_make(self.context, self.candidates, || make(self.candidates))?)
+            }
+            (1, None) => Some(make(self.candidates)?),
+            _ => None,
+        };
         let show =
             |visit: &mut select::KeyVisitor<'_>, range: Range<usize>, tensors: &[Tensor]| -> Result<()> {
                 for (i, tensor) in range.zip(tensors) {

@@ -4,6 +4,7 @@
 
 use espalier_nn::layers::BatchStatistics;
 use espalier_nn::weights::{ParameterId, WeightStore};
+use espalier_plan::MemoryPlan;
 use espalier_tensor::ops::cross_entropy::BatchLoss;
 use espalier_tensor::ops::rows;
 use espalier_tensor::{Category, Device, Tensor};
@@ -12,6 +13,10 @@ use crate::Result;
 use crate::context::TrainContext;
 use crate::graphed::Graphed;
 use crate::state::ParamStore;
+
+/// A graph holds what its passes work on as long as it lives: at most one part in so many of a GPU's memory,
+/// since a study has a hundred trials there. Passes that take more take longer than their launches anyway.
+const LARGEST_SHARE: u64 = 512;
 
 /// Passes over the same weights, under the same masks.
 #[derive(Debug, Default)]
@@ -33,19 +38,17 @@ pub(crate) struct PassOutput {
 }
 
 impl GraphedStep {
-    /// Whether each step of a rank queues the same work: it is the only one, on a GPU that keeps the data,
-    /// takes a batch at once, and nothing in it is random or measured on the way.
+    /// Whether each step of a rank queues the same work, and is so small that it may: it is the only one, on a
+    /// GPU, takes a batch at once, and nothing in it is random or depends on the samples.
     pub(crate) fn is_supported(context: &TrainContext) -> bool {
         let TrainContext { plan, ranks, stage, device, dataset, .. } = context;
-        let mut is_random = false;
-        plan.model.for_each(&mut |layer| is_random |= layer.properties().is_random);
-        matches!(device, Device::Cuda(_))
-            && dataset.is_on(device)
-            && ranks.is_single()
+        let MemoryPlan { gradients, activations, workspace, .. } = plan.memory;
+        let held = gradients + activations + workspace.unwrap_or(0);
+        matches!(device, Device::Cuda(cuda) if held <= cuda.gpu().memory as u64 / LARGEST_SHARE)
+            && plan.model.can_capture(ranks.world().size(), plan.batch.micro_batches)
             && stage.chunks().len() == 1
-            && plan.batch.micro_batches == 1
-            && !plan.optimization.noise_scale
-            && !is_random
+            && !dataset.ignores_targets()
+            && !dataset.has_positions()
     }
 
     /// Whether the last ones were a replay of the graph.
@@ -73,8 +76,9 @@ impl GraphedStep {
         mut pass: impl FnMut(Tensor, Tensor) -> Result<PassOutput>,
     ) -> Result<PassOutput> {
         let [inputs, targets] = self.batch.as_ref().expect("a batch was loaded before");
-        if params.ids().any(|id| params.sparse(id).is_some()) {
-            // What products without zeros read is made anew at times.
+        // What products without zeros read is made anew at times; a profile is of single kernels.
+        let is_sparse = params.ids().any(|id| params.sparse(id).is_some());
+        if is_sparse || inputs.device().is_profiled() {
             return pass(inputs.clone(), targets.clone());
         }
         let masks = params.masks().flat_map(|(_, mask)| mask.tensors());

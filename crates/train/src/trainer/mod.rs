@@ -30,6 +30,7 @@ use crate::infer::Generator;
 use crate::parallel::Ranks;
 use crate::parallel::model::ModelParallel;
 use crate::parallel::reduce_groups::ReduceGroups;
+use crate::prune::shared_scores::ScoresOfRun;
 use crate::prune::{self, Decision, LayerDensity, Observation, PruneReport, Pruner};
 use crate::stage::Stage;
 use crate::state::{Optimizer, ParamStore, WeightStorage, WeightStorageMode};
@@ -239,6 +240,11 @@ impl Trainer {
     /// Whether the last step's passes were a replay of the graph.
     pub fn replays_graph(&self) -> bool {
         self.graphed_step.as_ref().is_some_and(GraphedStep::is_captured)
+    }
+
+    /// Lets the pruner score as a run did that began alike, on one rank, or leave its scores to such.
+    pub fn share_scores(&mut self, scores: ScoresOfRun) {
+        self.context.scores = Some(scores);
     }
 
     /// Lets the pruner score as if the device had no more than so many bytes.

@@ -69,6 +69,8 @@ proptest! {
         };
         let dw: Vec<f64> = (0..w.len()).filter(|i| w[*i] != 0.0).map(gradient).collect();
         let run = |device: &Device| {
+            // A ledger that no other test writes to.
+            let device = &device.another().unwrap();
             let weight = tensor(device, DType::F32, &[rows, columns], &w);
             let (x, dy) = (tensor(device, DType::F32, &[batch, columns], &x), tensor(device, DType::F32, &[batch, rows], &dy));
             let bias = tensor(device, DType::F32, &[rows], &bias);

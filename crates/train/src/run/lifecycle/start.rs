@@ -71,6 +71,7 @@ impl Run {
         let begin = Instant::now();
         let mut trainer = Trainer::distributed(plan.clone(), dataset.clone(), device, ranks)?;
         trainer.set_stop_flag(stop.clone());
+        trainer.enable_graphed_step();
         info!("its weights are initialized");
         let mut resumes = false;
         if run_dir.resume && !run_dir.fresh {
