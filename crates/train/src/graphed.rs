@@ -1,8 +1,9 @@
 //! Work that is done again and again on the same tensors: on a GPU, hundreds of launches that become one call.
 //!
 //! The first time it loads what it needs, the second time it is captured as a CUDA graph, and from then on
-//! the graph is replayed. What cannot be captured (work that waits for the GPU) is done anew each time; since the
-//! driver may also refuse because of what others do on the GPU at that moment, it is tried a few times.
+//! the graph is replayed. What cannot be captured (work that waits for the GPU) or would hold too much memory is
+//! done anew each time; since the driver may also refuse because of what others do on the GPU at that moment, it
+//! is tried a few times.
 
 use espalier_tensor::Device;
 use espalier_tensor::cuda::CudaGraph;
@@ -33,11 +34,20 @@ impl<R: Clone> Graphed<R> {
     }
 
     /// Does the work once more. It must queue the same each time: what changes lies in tensors that it reads,
-    /// at the same addresses.
-    pub fn run(&mut self, device: &Device, mut work: impl FnMut() -> Result<R>) -> Result<R> {
+    /// at the same addresses. A graph holds the memory that it works with, at most so many bytes.
+    pub fn run(
+        &mut self,
+        device: &Device,
+        most_bytes: usize,
+        mut work: impl FnMut() -> Result<R>,
+    ) -> Result<R> {
         if let (&mut Graphed::WarmedUp { attempts }, Device::Cuda(cuda)) = (&mut *self, device) {
             *self = match cuda.record(&mut work) {
-                Ok(graph) => Graphed::Captured(graph),
+                Ok(graph) if graph.bytes() <= most_bytes => Graphed::Captured(graph),
+                Ok(graph) => {
+                    tracing::info!(bytes = graph.bytes(), "work that is too large to be captured");
+                    Graphed::Eager
+                }
                 Err(error) => {
                     tracing::info!(%error, "work that could not be captured");
                     let attempts = attempts + 1;

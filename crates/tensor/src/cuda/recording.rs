@@ -65,6 +65,11 @@ impl Cuda {
 }
 
 impl<R> CudaGraph<R> {
+    /// Bytes of the blocks that it holds as long as it lives.
+    pub fn bytes(&self) -> usize {
+        self.blocks.iter().map(CudaBlock::capacity).sum()
+    }
+
     /// Queues the work once more; what it gives is there for work that is queued behind it.
     pub fn replay(&self) -> Result<&R> {
         self.cuda.bind()?;
@@ -140,6 +145,7 @@ mod tests {
             };
             drop(work(&input).unwrap());
             let recorded = cuda.record(|| work(&input)).unwrap();
+            assert!(recorded.bytes() >= 8000, "two tensors of 4000 bytes: {}", recorded.bytes());
             let mut others = Vec::new();
             for round in 1..5 {
                 let x = round as f32;

@@ -35,6 +35,6 @@ impl GraphedDecode {
         if self.greedy != greedy {
             (self.pass, self.greedy) = (Graphed::New, greedy);
         }
-        self.pass.run(&self.ids.device(), || pass(self.ids.clone()))
+        self.pass.run(&self.ids.device(), usize::MAX, || pass(self.ids.clone()))
     }
 }

@@ -16,7 +16,7 @@ use crate::state::ParamStore;
 
 /// A graph holds what its passes work on as long as it lives: at most one part in so many of a GPU's memory,
 /// since a study has a hundred trials there. Passes that take more take longer than their launches anyway.
-const LARGEST_SHARE: u64 = 512;
+const LARGEST_SHARE: usize = 512;
 
 /// Passes over the same weights, under the same masks.
 #[derive(Debug, Default)]
@@ -38,13 +38,14 @@ pub(crate) struct PassOutput {
 }
 
 impl GraphedStep {
-    /// Whether each step of a rank queues the same work, and is so small that it may: it is the only one, on a
-    /// GPU, takes a batch at once, and nothing in it is random or depends on the samples.
+    /// Whether each step of a rank queues the same work: it is the only one, on a GPU, takes a batch at once, and
+    /// nothing in it is random or depends on the samples.
     pub(crate) fn is_supported(context: &TrainContext) -> bool {
         let TrainContext { plan, ranks, stage, device, dataset, .. } = context;
-        let MemoryPlan { gradients, activations, workspace, .. } = plan.memory;
-        let held = gradients + activations + workspace.unwrap_or(0);
-        matches!(device, Device::Cuda(cuda) if held <= cuda.gpu().memory as u64 / LARGEST_SHARE)
+        let MemoryPlan { gradients, activations, .. } = plan.memory;
+        // They hold what lies between two operations too. How much that is shows once they are captured, for
+        // which there must be room.
+        gradients + activations <= most_bytes(device) as u64
             && plan.model.can_capture(ranks.world().size(), plan.batch.micro_batches)
             && stage.chunks().len() == 1
             && !dataset.ignores_targets()
@@ -87,6 +88,15 @@ impl GraphedStep {
         if self.addresses != addresses {
             (self.passes, self.addresses) = (Graphed::New, addresses);
         }
-        self.passes.run(&inputs.device(), || pass(inputs.clone(), targets.clone()))
+        let device = inputs.device();
+        self.passes.run(&device, most_bytes(&device), || pass(inputs.clone(), targets.clone()))
+    }
+}
+
+/// Bytes that a graph may hold; on a processor, which has none, nothing.
+fn most_bytes(device: &Device) -> usize {
+    match device {
+        Device::Cuda(cuda) => cuda.gpu().memory / LARGEST_SHARE,
+        Device::Cpu(_) => 0,
     }
 }
