@@ -27,6 +27,7 @@ use crate::watch::watch;
 #[derive(Args)]
 #[command(
     after_help = "One run: curves, memory, density per layer, pipeline. Several runs: their curves in one plot, and how their settings differ.
+Several studies: steps to the result, a panel for each.
 Default output: RUN/report.html for one run, ./report.html for several, STUDY/study.html for a study, PLAN/time-to-result.html for a plan.
 
 Examples:
@@ -37,10 +38,11 @@ Examples:
   espalier report out/hello --serve
   espalier report out/hello --serve 0.0.0.0:8700
   espalier report out/w3-small --svg steps-to-result.svg
+  espalier report out/w1 out/w2 out/w3 out/w4 --svg workloads.svg
   espalier report out/w3-plan"
 )]
 pub struct ReportArguments {
-    /// Run folders, or a study folder, or a folder of `espalier plan --save`.
+    /// Run folders, or study folders, or a folder of `espalier plan --save`.
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
     /// Output HTML page.
@@ -68,6 +70,9 @@ pub struct ReportArguments {
 }
 
 pub fn report(arguments: &ReportArguments) -> Result<ExitCode> {
+    if arguments.runs.len() > 1 && arguments.runs.iter().all(|folder| folder::is_study(folder)) {
+        return study::compare(arguments);
+    }
     if let Some(folder) = arguments.runs.iter().find(|folder| folder::is_study(folder)) {
         return study::report(arguments, folder);
     }

@@ -175,6 +175,31 @@ impl StudyFolder {
         Ok(Some((run, StudySummary::of(study, results, Vec::new()))))
     }
 
+    /// It as it has come by now, to stand beside others; an error where it is of another kind.
+    fn compared(&mut self) -> Result<(&Study, StudySummary), Error> {
+        let name = self.name().to_owned();
+        let OpenStudy::Steps(study, results) = &mut self.study else {
+            let problem = format!("has {name} among several: only studies of steps to a result are compared");
+            return Err(espalier_plan::Error::conflict("RUN", problem).into());
+        };
+        results.refresh()?;
+        Ok((study, StudySummary::of(study, results, Vec::new())))
+    }
+
+    /// A page of several studies of steps to a result,
+    pub fn compare(studies: &mut [StudyFolder]) -> Result<Page, Error> {
+        Ok(page::compare(&StudyFolder::all_compared(studies)?))
+    }
+
+    /// and its picture alone.
+    pub fn compared_figure(studies: &mut [StudyFolder]) -> Result<Figure, Error> {
+        Ok(page::compared(&StudyFolder::all_compared(studies)?))
+    }
+
+    fn all_compared(studies: &mut [StudyFolder]) -> Result<Vec<(&Study, StudySummary)>, Error> {
+        studies.iter_mut().map(StudyFolder::compared).collect()
+    }
+
     /// How far it has come by now: what has ended, of all that there is to do, and what of.
     pub fn progress(&mut self) -> Result<(usize, usize, &'static str), Error> {
         let (folder, beside) = (&self.folder, &self.beside);

@@ -71,15 +71,49 @@ pub fn page(study: &Study, results: &Results, summary: &StudySummary, curves: &[
     page
 }
 
-/// K* against the batch, a curve a sparsity, with the fit behind it and what would be perfect scaling and
-/// none at all.
+/// Several studies beside each other, each with its numbers.
+pub fn compare(studies: &[(&Study, StudySummary)]) -> Page {
+    let names: Vec<&str> = studies.iter().map(|(study, _)| study.name.as_str()).collect();
+    let mut page = Page::new(format!("Studies {}", names.join(", ")));
+    page.figure(compared(studies));
+    for (study, summary) in studies {
+        page.heading(panel_title(study));
+        page.table(cells(summary));
+        if !summary.fits.is_empty() {
+            page.table(fits(summary));
+        }
+    }
+    page
+}
+
+/// K* against the batch, a panel a study.
+pub fn compared(studies: &[(&Study, StudySummary)]) -> Figure {
+    let panels = studies.iter().map(|(study, summary)| plot(panel_title(study), study, summary));
+    panels.fold(figure(), Figure::with)
+}
+
+/// K* against the batch.
 pub fn steps_to_result(study: &Study, summary: &StudySummary) -> Figure {
+    figure().with(plot("Steps to the goal".into(), study, summary).wide())
+}
+
+fn figure() -> Figure {
+    Figure::new("K* against the batch").with_subtitle("marks: the best trial; dashed: c1/B + c2")
+}
+
+/// `w3: steps to a validation error of 0.12`
+fn panel_title(study: &Study) -> String {
+    format!("{}: steps to a validation {} of {}", study.name, study.goal.name(), study.goal.value())
+}
+
+/// A curve a sparsity, with the fit behind it and what would be perfect scaling and none at all.
+fn plot(title: String, study: &Study, summary: &StudySummary) -> Plot {
     let mut batches: Vec<usize> = study.cells.iter().map(|cell| cell.batch).collect();
     batches.sort_unstable();
     batches.dedup();
     let ticks = batches.into_iter().map(|batch| (batch as f64, batch.to_string())).collect();
     let across = PlotAxis::log("batch").with_ticks(ticks);
-    let mut plot = Plot::new("Steps to the goal", across, PlotAxis::log("steps")).wide();
+    let mut plot = Plot::new(title, across, PlotAxis::log("steps"));
     for (style, sparsity) in study.sparsities().into_iter().enumerate() {
         let points = points(summary, sparsity);
         let (Some(&first), Some(&last)) = (points.first(), points.last()) else { continue };
@@ -95,7 +129,7 @@ pub fn steps_to_result(study: &Study, summary: &StudySummary) -> Figure {
         }
         plot = plot.with(Curve::new(percent(sparsity), style, points).with_markers());
     }
-    Figure::new("K* against the batch").with_subtitle("marks: the best trial; dashed: c1/B + c2").with(plot)
+    plot
 }
 
 /// The K* of a sparsity that are known, by ascending batch.

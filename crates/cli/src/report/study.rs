@@ -1,4 +1,4 @@
-//! The page of a study, from its folder.
+//! The page of a study, or of several beside each other, from their folders.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -12,6 +12,36 @@ use crate::output::{self, print_out};
 use crate::run_file::{conflict, refuse_options};
 use crate::study::live;
 use crate::watch::watch;
+
+/// Writes several studies beside each other.
+pub fn compare(arguments: &ReportArguments) -> Result<ExitCode> {
+    let several = "several studies";
+    refuse_tables(arguments, several)?;
+    refuse_options(
+        &[("--serve", arguments.serve.is_some())],
+        &format!("is for one study, and these are {several}"),
+    )?;
+    let mut studies: Vec<StudyFolder> =
+        arguments.runs.iter().map(|folder| StudyFolder::open(folder)).collect::<Result<_, _>>()?;
+    let outputs = ReportFiles::open(arguments, "report.html".into())?;
+    let mut all = Vec::new();
+    for study in &mut studies {
+        let (finished, of, what) = study.progress()?;
+        print_out!("study {}: {finished} of {of} {what}", study.name());
+        let mut value = json!({ "study": study.name(), "finished": finished, "of": of });
+        if let Some((_, summary)) = study.steps_to_result()? {
+            (value["cells"], value["fits"]) = (json!(summary.cells), json!(summary.fits));
+        }
+        all.push(value);
+    }
+    outputs.write(|form| {
+        Ok(match form {
+            ReportFormat::Page => StudyFolder::compare(&mut studies)?.html(),
+            _ => StudyFolder::compared_figure(&mut studies)?.svg(),
+        })
+    })?;
+    output::answer(arguments.json, || json!({ "studies": all, "page": outputs.page, "svg": arguments.svg }))
+}
 
 /// Writes or serves it.
 pub fn report(arguments: &ReportArguments, folder: &Path) -> Result<ExitCode> {
@@ -48,10 +78,15 @@ pub fn refuse_others(arguments: &ReportArguments, what: &str) -> Result<()> {
         let problem = format!("is several folders with {what} among them: give {what} by itself");
         return Err(conflict("RUN", &problem).into());
     }
+    refuse_tables(arguments, what)
+}
+
+/// What is over steps is a run's.
+fn refuse_tables(arguments: &ReportArguments, what: &str) -> Result<()> {
     let options = [
         ("--csv", arguments.csv.is_some()),
         ("--tensorboard", arguments.tensorboard.is_some()),
         ("--trace", arguments.trace.is_some()),
     ];
-    refuse_options(&options, &format!("is for runs, and this is {what}"))
+    refuse_options(&options, &format!("is for runs, not for {what}"))
 }

@@ -258,12 +258,26 @@ fn a_study_is_shown_as_it_goes_on_and_nothing_else_is() {
 }
 
 #[test]
-fn a_study_is_shown_alone_and_as_a_page() {
+fn studies_are_shown_alone_or_beside_studies() {
     let at = &TestDir::new();
     ended_study(at);
-    let cases: [(&str, &str); 4] = [
+    let beside = "out/tiny out/tiny -o both.html --svg both.svg --json";
+    let output = succeeded(report(at, beside).output().unwrap());
+    let found = json(&output.stdout);
+    let alone = json(&succeeded(report(at, "out/tiny --json").output().unwrap()).stdout);
+    for one in found["studies"].as_array().unwrap() {
+        assert_eq!((&one["study"], &one["cells"]), (&"tiny".into(), &alone["cells"]));
+    }
+    assert_eq!(found["svg"], "both.svg");
+    let page = fs::read_to_string(at.join("both.html")).unwrap();
+    assert!(page.contains("<h1>Studies tiny, tiny</h1>") && page.matches("<table").count() >= 2, "{page}");
+    let picture = fs::read_to_string(at.join("both.svg")).unwrap();
+    assert_eq!(picture.matches("tiny: steps to a validation").count(), 2, "{picture}");
+    let cases: [(&str, &str); 6] = [
+        ("out/tiny out/tiny --serve", "`--serve` is for one study"),
+        ("out/tiny out/tiny --csv numbers.csv", "`--csv` is for runs, not for several studies"),
         ("out/tiny elsewhere", "give a study by itself"),
-        ("out/tiny --csv numbers.csv", "`--csv` is for runs, and this is a study"),
+        ("out/tiny --csv numbers.csv", "`--csv` is for runs, not for a study"),
         ("out/tiny --tensorboard events", "`--tensorboard` is for runs"),
         ("out/tiny -o study.toml", "a file is here that is no page of a report"),
     ];

@@ -63,7 +63,7 @@ fn a_study_is_planned_from_its_steps_to_a_page() {
     assert!(told.contains("12 choices"), "{told}");
     let page = fs::read_to_string(folder.join("plan/time-to-result.html")).unwrap();
     assert_contains(&page, &["Time to result: mlp", "Best: ", "50 % pruned", "<svg"]);
-    refused(report(&folder, "plan --csv x.csv").output().unwrap(), &["is for runs, and this is a plan"]);
+    refused(report(&folder, "plan --csv x.csv").output().unwrap(), &["is for runs, not for a plan"]);
     // Another file of that name stays.
     fs::write(folder.join("plan/time-to-result.json"), "notes").unwrap();
     refused(report(&folder, "plan").output().unwrap(), &["time-to-result.json: is no time to a result"]);
