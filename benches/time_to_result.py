@@ -6,9 +6,10 @@
     python benches/time_to_result.py studies/gpt-small.toml --work DIR --device cpu --ranks 1,2 --set search.trials=6 --set search.seeds=3
 
 STUDY is a study file, which is run for at most --seconds (what it has by then is used; the same command goes on), or the folder of a study. Several may be named.
-Without --cluster the machine is measured before each row (`bench compute`, and `bench comm` for several ranks or cores), since shared cores change their speed by half within
-minutes; steps are timed right behind it. With --calibrate its rates are refitted
-to short dense runs at the two batches of the study around the one that is predicted (`plan --calibrate`), as an owner would do with the machine at hand. For each sparsity and number of ranks
+Without --cluster the machine is measured before each row (`bench compute`, and `bench comm` for several ranks or cores); steps are timed right behind it. With --calibrate the rates of
+--cluster, or of a machine that is measured once, are refitted (`plan --calibrate`) to short dense runs at the two batches of the study around the one that is predicted, as an owner
+would do with the machine at hand: these runs and that whose step is predicted take turns, since shared cores change their speed by half within minutes, and medians count.
+For each sparsity and number of ranks
 `espalier plan --study` predicts; then the fastest layout is trained to the study's goal from --seeds, with the hyperparameters of the two nearest cells,
 between which they are interpolated in logarithms, as the batch is. Time is that of steps alone, evaluations left out, on both sides. --batch 0 takes the power of two in the middle of the
 widest gap between the study's batches.
@@ -33,6 +34,8 @@ arguments.add_argument("--set", action="append", default=[], help="overrides of 
 options = arguments.parse_args()
 # Steps of a run whose steps are timed, at least.
 SHORTEST = 200
+# Turns of runs that are timed.
+TURNS = 5
 BINARY = os.path.abspath(options.binary) if os.path.exists(options.binary) else options.binary
 
 
@@ -111,16 +114,16 @@ def trained(run, out, goal):
     return reached
 
 
-def step_seconds(run, out, steps):
-    """The median step of a run that is not evaluated on the way, and its folder: after each evaluation the first steps wait for what otherwise is queued ahead. Of
-    three processes the middle one, since they differ by a third where the host is the limit."""
-    never = ["--set", f"train.steps={steps}", "--set", f"train.eval_every={steps}", "--set", f"train.log_every={steps}"]
-    timed = []
-    for turn in range(3):
-        folder = f"{out}-timed-{turn}"
-        subprocess.run(["rm", "-rf", folder])
-        timed.append((1e-3 * espalier("train", run, "--out", folder, *never, "--json")["step_ms"], folder))
-    return sorted(timed)[1]
+def step_seconds(runs, stems, steps):
+    """Of each run the median step, and the folder of that turn. No run is evaluated on the way: after each evaluation the first steps wait for what otherwise is queued ahead."""
+    timed = [[] for _ in runs]
+    for turn in range(TURNS):
+        for run, stem, count, turns in zip(runs, stems, steps, timed):
+            folder = f"{stem}-timed-{turn}"
+            subprocess.run(["rm", "-rf", folder])
+            never = [word for field in ("steps", "eval_every", "log_every") for word in ("--set", f"train.{field}={count}")]
+            turns.append((1e-3 * espalier("train", run, "--out", folder, *never, "--json")["step_ms"], folder))
+    return [sorted(turns)[TURNS // 2] for turns in timed]
 
 
 def run_file(study, stem, batch, sparsity, seed, fields, **train):
@@ -142,18 +145,21 @@ def run_file(study, stem, batch, sparsity, seed, fields, **train):
     return stem + ".toml"
 
 
-def calibrated(study, cells, batches, cluster):
-    """The cluster with rates refitted to runs at these batches, as long as what is predicted: the first steps of a process are slower."""
-    folders, stem = [], os.path.join(options.work, f"{study['name']}-calibration")
-    for batch in batches:
-        run = run_file(study, f"{stem}-{batch}", batch, 0, 1, between(cells, batch))
-        steps = next(cell["k_star"] for cell in cells if cell["batch"] == batch)
-        folders.append(step_seconds(run, f"{stem}-{batch}", max(SHORTEST, steps))[1])
-    out = stem + ".toml"
+def refitted(folders, cluster, out):
+    """The cluster with rates refitted to runs."""
+    if os.path.exists(out):
+        os.remove(out)
     fitted = espalier("plan", "--calibrate", *folders, "--cluster", cluster, "-o", out, "--json")
-    for batch, run in zip(batches, fitted["runs"]):
-        print(f"batch {batch}, dense: a step of {run['measured_ms']:.3f} ms, predicted {run['predicted_ms']:.3f}, refitted {run['calibrated_ms']:.3f}")
+    for run in fitted["runs"]:
+        print(f"to refit: a step of {run['measured_ms']:.3f} ms, predicted {run['predicted_ms']:.3f}, refitted {run['calibrated_ms']:.3f}")
     return out
+
+
+def lay_out(run, cluster, number):
+    """The run with the fastest layout."""
+    laid_out = run.removesuffix(".toml") + "-laid-out.toml"
+    espalier("plan", run, "--cluster", cluster, "--gpus", str(number), "--apply", laid_out, "--force", "--json")
+    return laid_out
 
 
 def measure_machine(number):
@@ -175,6 +181,23 @@ def predicted(study, folder, batch, sparsity, number, cluster):
     return next((point for point in plan["time_to_result"] if point["sparsity"] == sparsity), None)
 
 
+def timed_row(cluster, predict, run_of, around, stem):
+    """What is predicted of a row, the cluster file by which it is laid out, and seconds of a step. `around` makes runs to which the cluster is refitted, each with a stem and steps."""
+    for attempt in range(3):
+        point = predict(cluster)
+        if point is None:
+            return None
+        runs, stems, steps = zip(*around(cluster), (run_of(point, cluster), stem, max(SHORTEST, point["steps"])))
+        *others, (each, _) = step_seconds(runs, stems, steps)
+        if not others:
+            return point, cluster, each
+        cluster = refitted([folder for _, folder in others], cluster, f"{stem}-fitted-{attempt}.toml")
+        again = predict(cluster)
+        if again["described"] == point["described"]:
+            break
+    return again, cluster, each
+
+
 def check(name):
     folder, study = studied(name)
     goal_field, goal_value = next(iter(study["goal"].items()))
@@ -188,25 +211,35 @@ def check(name):
     if batch in batches:
         print(f"{study['name']}: batch {batch} is in the study; choose another with --batch")
     numbers = list(map(int, options.ranks.split(",")))
-    cluster = options.cluster
-    if options.calibrate:
-        cluster = calibrated(study, [cell for cell in summary["cells"] if cell["sparsity"] == 0], sorted({low, high}), cluster or measure_machine(max(numbers)))
+    dense = [cell for cell in summary["cells"] if cell["sparsity"] == 0]
+    cluster = options.cluster or (measure_machine(max(numbers)) if options.calibrate else None)
     rows = []
     for sparsity, number in [(sparsity, number) for sparsity in sorted({cell["sparsity"] for cell in summary["cells"]}) for number in numbers]:
-        now = cluster or measure_machine(number)
-        point = predicted(study, folder, batch, sparsity, number, now)
-        if point is None:
-            continue
         fields = between([cell for cell in summary["cells"] if cell["sparsity"] == sparsity], batch)
-        found, each = [], None
-        for seed in map(int, options.seeds.split(",")):
-            stem = os.path.join(options.work, f"{study['name']}-{sparsity}-{batch}-{number}-{seed}")
+        first = os.path.join(options.work, f"{study['name']}-{sparsity}-{batch}-{number}")
+
+        def run_of(seed, point, now):
             steps = every * math.ceil(options.slower * point["steps"] / every)
-            run_file(study, stem, batch, sparsity, seed, fields, steps=steps, eval_every=every, log_every=every)
-            espalier("plan", stem + ".toml", "--cluster", now, "--gpus", str(number), "--apply", stem + "-laid-out.toml", "--force", "--json")
-            each = each or step_seconds(stem + "-laid-out.toml", stem, max(SHORTEST, point["steps"]))[0]
-            subprocess.run(["rm", "-rf", stem])
-            found.append(trained(stem + "-laid-out.toml", stem, goal))
+            run = run_file(study, f"{first}-{seed}", batch, sparsity, seed, fields, steps=steps, eval_every=every, log_every=every)
+            return lay_out(run, now, number)
+
+        def around(now):
+            for cell in (cell for cell in dense if options.calibrate and cell["batch"] in (low, high)):
+                stem = f"{first}-beside-{cell['batch']}"
+                run = run_file(study, stem, cell["batch"], 0, 1, between(dense, cell["batch"]))
+                yield lay_out(run, now, number), stem, max(SHORTEST, cell["k_star"])
+
+        seeds = list(map(int, options.seeds.split(",")))
+        predict = lambda now: predicted(study, folder, batch, sparsity, number, now)
+        row = timed_row(cluster or measure_machine(number), predict, lambda point, now: run_of(seeds[0], point, now), around, first)
+        if row is None:
+            continue
+        point, now, each = row
+        found = []
+        for seed in seeds:
+            out = f"{first}-{seed}"
+            subprocess.run(["rm", "-rf", out])
+            found.append(trained(run_of(seed, point, now), out, goal))
         rows.append((sparsity, number, point, [steps for steps in found if steps], each, len(found)))
     print(f"\n{study['name']}, batch {batch} (not among {batches}), seeds {options.seeds}, to a validation {goal_field} of {goal_value}")
     print("| sparsity | ranks | layout | K* | steps predicted (interval) | steps measured | step ms predicted | measured | s predicted (interval) | s measured, median | measured/predicted |")

@@ -27,15 +27,19 @@ pub(super) fn draw(canvas: &mut Canvas, guides: &[Guide], axes: &Axes, drawn: &[
     for run in drawn {
         lines.extend(run.windows(2).map(|pair| (pair[0], pair[1])));
     }
+    placed.iter().for_each(|(_, (from, to))| canvas.line("guide", *from, *to));
+    let named = placed.into_iter().filter(|(guide, _)| !guide.name.is_empty());
+    let mut named: Vec<(&Guide, Vec<LabelBox>)> =
+        named.map(|(guide, (from, to))| (guide, candidates(&guide.name, from, to))).collect();
+    // Those that have few good positions choose first.
+    let is_good = |label: &&LabelBox| label.cost(axes, &[], &lines) == 0;
+    named.sort_by_key(|(_, candidates)| candidates.iter().filter(is_good).count());
     let mut placed_labels: Vec<LabelBox> = Vec::new();
-    for (guide, (from, to)) in placed {
-        canvas.line("guide", from, to);
-        let candidates = candidates(&guide.name, from, to);
+    for (guide, candidates) in named {
         let best = candidates.into_iter().min_by_key(|label| label.cost(axes, &placed_labels, &lines));
-        if let Some(label) = best.filter(|_| !guide.name.is_empty()) {
-            canvas.text("quiet small", label.at, label.anchor, &guide.name);
-            placed_labels.push(label);
-        }
+        let label = best.expect("there are some");
+        canvas.text("quiet small", label.at, label.anchor, &guide.name);
+        placed_labels.push(label);
     }
 }
 
