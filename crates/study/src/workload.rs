@@ -14,7 +14,7 @@ use espalier_plan::spec::Input;
 use espalier_plan::{Error, Plan, RunFile};
 use espalier_tensor::Device;
 use espalier_train::Result;
-use espalier_train::prune::shared_scores::{ScoresOfRun, SharedScores};
+use espalier_train::shared_scores::{ScoresOfRun, SharedScores};
 
 /// Samples that run at a time, unless the run file says how many: on a processor so few that what a layer
 /// makes of them stays in the second-level cache (simple-cnn's first layer makes 74 KB of each image).

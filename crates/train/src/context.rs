@@ -14,7 +14,7 @@ use crate::Result;
 use crate::parallel::Ranks;
 use crate::parallel::model::ModelParallel;
 use crate::parallel::reduce_groups::ReduceGroups;
-use crate::prune::shared_scores::ScoresOfRun;
+use crate::shared_scores::ScoresOfRun;
 use crate::stage::Stage;
 
 /// What a rank knows. Weights, masks and state are not here: they change.

@@ -17,6 +17,7 @@ pub mod prune;
 mod resolved;
 pub mod run;
 mod shard_gather;
+pub mod shared_scores;
 pub mod stage;
 pub mod state;
 pub mod step;

@@ -21,7 +21,6 @@ mod report;
 pub mod rigl;
 pub mod select;
 pub mod set;
-pub mod shared_scores;
 pub mod snip;
 mod ties;
 pub mod two_of_four;

@@ -28,9 +28,7 @@ impl Network<'_> {
         let passes = self.passes()?;
         // One pass is made once and kept, as there is memory for it.
         let once = match (passes.len(), &self.context.scores) {
-            (1, Some(known)) => {
-                Some(known.get_or_make(self.context, self.candidates, || make(self.candidates))?)
-            }
+            (1, Some(known)) => Some(known.get_or_make(&self.context.device, || make(self.candidates))?),
             (1, None) => Some(make(self.candidates)?),
             _ => None,
         };

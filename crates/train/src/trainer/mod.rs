@@ -30,8 +30,8 @@ use crate::infer::Generator;
 use crate::parallel::Ranks;
 use crate::parallel::model::ModelParallel;
 use crate::parallel::reduce_groups::ReduceGroups;
-use crate::prune::shared_scores::ScoresOfRun;
 use crate::prune::{self, Decision, LayerDensity, Observation, PruneReport, Pruner};
+use crate::shared_scores::ScoresOfRun;
 use crate::stage::Stage;
 use crate::state::{Optimizer, ParamStore, WeightStorage, WeightStorageMode};
 use crate::step::{

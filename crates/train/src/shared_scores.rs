@@ -7,18 +7,19 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use espalier_nn::weights::ParameterId;
-use espalier_tensor::{Category, DType, Tensor};
+use espalier_tensor::{Category, DType, Device, Tensor};
 
 use crate::Result;
-use crate::context::TrainContext;
 
 /// The most bytes of host memory that are kept; runs beyond that score by themselves.
 const MOST_BYTES: usize = 1 << 30;
 
 /// Of several runs, by what tells them apart where they begin.
 #[derive(Debug, Default)]
-pub struct SharedScores(Mutex<HashMap<String, Arc<Vec<Vec<f32>>>>>);
+pub struct SharedScores(Mutex<HashMap<String, Arc<Vec<HostTensor>>>>);
+
+/// A shape, and numbers.
+type HostTensor = (Vec<usize>, Vec<f32>);
 
 /// Those of one beginning.
 #[derive(Debug, Clone)]
@@ -42,29 +43,29 @@ impl SharedScores {
 }
 
 impl ScoresOfRun {
-    /// A tensor of f32 for each of some parameters: those of an earlier run that began alike, or what `make`
-    /// makes.
-    pub(super) fn get_or_make(
+    /// A tensor of f32 for each candidate: those of an earlier run that began alike, or what `make` makes.
+    pub(crate) fn get_or_make(
         &self,
-        context: &TrainContext,
-        ids: &[ParameterId],
+        device: &Device,
         make: impl FnOnce() -> Result<Vec<Tensor>>,
     ) -> Result<Vec<Tensor>> {
         let all = || self.shared.0.lock().expect("no panic while locked");
         let known = all().get(&self.run).cloned();
         if let Some(known) = known {
-            let tensor = |(id, values): (&ParameterId, &Vec<f32>)| {
-                let shape = context.param(*id).shard.shape();
-                Tensor::from_f32(&context.device, &shape, DType::F32, values, Category::Scoring)
+            let tensor = |(shape, values): &HostTensor| {
+                Tensor::from_f32(device, shape, DType::F32, values, Category::Scoring)
             };
-            return Ok(ids.iter().zip(&*known).map(tensor).collect::<Result<_, _>>()?);
+            return Ok(known.iter().map(tensor).collect::<Result<_, _>>()?);
         }
         let made = make()?;
-        let bytes = |tensors: &[Vec<f32>]| 4 * tensors.iter().map(Vec::len).sum::<usize>();
-        let values = made.iter().map(Tensor::read_f32).collect::<Result<Vec<_>, _>>()?;
+        let bytes =
+            |tensors: &[HostTensor]| 4 * tensors.iter().map(|(_, values)| values.len()).sum::<usize>();
+        let read =
+            |tensor: &Tensor| -> Result<HostTensor> { Ok((tensor.shape().to_vec(), tensor.read_f32()?)) };
+        let scores = made.iter().map(read).collect::<Result<Vec<_>>>()?;
         let mut all = all();
-        if all.values().map(|other| bytes(other)).sum::<usize>() + bytes(&values) <= MOST_BYTES {
-            all.insert(self.run.clone(), Arc::new(values));
+        if all.values().map(|other| bytes(other)).sum::<usize>() + bytes(&scores) <= MOST_BYTES {
+            all.insert(self.run.clone(), Arc::new(scores));
         }
         Ok(made)
     }
