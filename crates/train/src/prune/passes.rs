@@ -27,7 +27,8 @@ impl Network<'_> {
     ) -> Result<Vec<(ParameterId, MaskBits)>> {
         let passes = self.passes()?;
         // One pass is made once and kept, as there is memory for it.
-        let once = match (passes.len(), &self.context.scores) {
+        let known = self.context.scores.as_ref().filter(|_| self.step == 0);
+        let once = match (passes.len(), known) {
             (1, Some(known)) => Some(known.get_or_make(&self.context.device, || make(self.candidates))?),
             (1, None) => Some(make(self.candidates)?),
             _ => None,
