@@ -55,9 +55,12 @@ impl ModelSpec {
     /// Whether a GPU can capture the passes of a step as a CUDA graph: each step queues the same work, where one
     /// rank takes a batch at once and nothing in it is random.
     pub fn can_capture(&self, ranks: usize, micro_batches: usize) -> bool {
-        let mut is_random = false;
-        self.for_each(&mut |layer| is_random |= layer.properties().is_random);
-        ranks == 1 && micro_batches == 1 && !is_random
+        let is_random = || {
+            let mut is_random = false;
+            self.for_each(&mut |layer| is_random |= layer.properties().is_random);
+            is_random
+        };
+        ranks == 1 && micro_batches == 1 && !is_random()
     }
 
     /// The linear layer that makes the logits, where the model ends in one. It runs together with the loss.
