@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Where pruning pays: validation loss of dense and pruned byte-level GPTs over the length of training, on one GPU.
 
-    python benches/pays.py corpus --text FOLDER... --work DIR [--extensions rs py] [--pack]
+    python benches/corpus.py --work DIR --bpe DIR --versions benches/corpus.json
     python benches/pays.py run --binary espalier --work DIR [--only REGEX] [--seconds 570]
     python benches/pays.py parity --binary espalier --work DIR --peers DIR [--only REGEX] [--seconds 570]
     python benches/pays.py show --work DIR [--out docs/pays.svg]
 
-`corpus` writes DIR/train.txt, DIR/val.txt (whole packages that training never sees) and DIR/corpus.json; a file whose bytes were seen is left out, so that
-no byte is there twice. With --pack it writes both compressed too, to be carried to another machine, where `run` unpacks them.
+The text is that of `benches/corpus.py`: DIR/train.txt, DIR/held-out.txt (whole packages that training never sees) and DIR/manifest.json. To be carried to another
+machine, the texts may be compressed (`xz`); they are unpacked where they are needed.
 
 `run` trains the rows that DIR/pays.jsonl lacks, one after the other: dense 6 x 384; its 80 and 90 % by gradual pruning, RigL and ELSA; dense networks of as many
 weights as these keep, and of as many bytes of training state as RigL has at its peak (gradual and ELSA hold more than dense training until they have pruned). The
@@ -17,7 +17,7 @@ by the next call) and exits with 3 if rows are left. --only picks rows by their 
 
 `parity` trains 12 x 768 for 900 steps, dense and pruned gradually to 90 %, here and by the peer torch_gradual.py: three seeds each, on the same 512 windows of held-out text, into DIR/parity.jsonl.
 """
-import argparse, hashlib, json, lzma, math, os, re, shutil, signal, subprocess, sys, time
+import argparse, json, lzma, math, os, re, shutil, signal, subprocess, sys, time
 from html import escape
 
 from curves import COLOURS, number, ticks
@@ -34,60 +34,19 @@ class Stopped(Exception):
     """No time is left."""
 
 
-def gather(options):
-    """All source of some folders, packages (the folders below them) held out whole."""
-    seen, train, held_out = set(), [], []
-    counts = dict(files=0, equal=0, train_bytes=0, validation_bytes=0)
-    packages = {True: set(), False: set()}
-    for folder in options.text:
-        for path, folders, names in os.walk(folder):
-            folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in ("target", "node_modules"))
-            for name in sorted(names):
-                file = os.path.join(path, name)
-                if name.rpartition(".")[2] not in options.extensions or os.path.islink(file) or os.path.getsize(file) > 400_000:
-                    continue
-                with open(file, "rb") as source:
-                    text = source.read()
-                digest = hashlib.sha256(text).digest()
-                counts["files"] += 1
-                if digest in seen or b"\0" in text:
-                    counts["equal"] += 1
-                    continue
-                seen.add(digest)
-                package = os.path.relpath(file, folder).split(os.sep)[0]
-                # Of all packages one in twenty, whatever else there is; versions of one are one.
-                stem = re.sub(r"-[0-9].*$", "", package)
-                out = int(hashlib.sha256(stem.encode()).hexdigest(), 16) % 20 == 0
-                packages[out].add(stem)
-                (held_out if out else train).append((hashlib.sha256(file.encode()).digest(), text))
-    if not train or not held_out:
-        raise SystemExit(f"{options.text}: {len(train)} files to train on and {len(held_out)} to validate on are too few")
-    os.makedirs(options.work, exist_ok=True)
-    for name, texts in (("train", train), ("val", held_out)):
-        # In a random order of files, so that the end is like the beginning.
-        text = b"".join(text for _, text in sorted(texts))
-        counts["train_bytes" if name == "train" else "validation_bytes"] = len(text)
-        with open(os.path.join(options.work, name + ".txt"), "wb") as file:
-            file.write(text)
-        if options.pack:
-            with lzma.open(os.path.join(options.work, name + ".txt.xz"), "wb", preset=1) as file:
-                file.write(text)
-    counts |= dict(extensions=options.extensions, packages=len(packages[False]), held_out=sorted(packages[True]))
-    with open(os.path.join(options.work, "corpus.json"), "w") as file:
-        json.dump(counts, file, indent=1)
-    print(f"{counts['train_bytes']:,} unique bytes to train on, {counts['validation_bytes']:,} held out ({len(packages[True])} of "
-          f"{len(packages[True] | packages[False])} packages); {counts['equal']:,} of {counts['files']:,} files seen before or binary")
-
-
-def unpack(work):
-    for name in ("train.txt", "val.txt"):
+def corpus(work):
+    """What DIR/manifest.json says of the text; the text itself is unpacked if it is compressed."""
+    for name in ("train.txt", "held-out.txt"):
         path = os.path.join(work, name)
         if not os.path.exists(path):
             if not os.path.exists(path + ".xz"):
-                raise SystemExit(f"{path} is missing: `pays.py corpus` writes it")
+                raise SystemExit(f"{path} is missing: benches/corpus.py writes it")
             with lzma.open(path + ".xz") as packed, open(path + ".part", "wb") as file:
                 shutil.copyfileobj(packed, file)
             os.rename(path + ".part", path)
+    with open(os.path.join(work, "manifest.json")) as file:
+        totals = json.load(file)["totals"]
+    return {split: {key: totals[split][key] for key in ("packages", "bytes")} for split in totals}
 
 
 class Table:
@@ -119,7 +78,7 @@ class Bench:
         self.layers, self.width, self.context, self.batch = SIZES[options.small]
         self.dense = parameters(self.layers, self.width, self.context)
         self.lengths = options.lengths or LENGTHS
-        unpack(options.work)
+        self.corpus = corpus(options.work)
         self.write_run_file()
         self.networks = list(self.find_networks())
 
@@ -133,7 +92,7 @@ context = {self.context}
 [data]
 kind = "text"
 path = "train.txt"
-validation_path = "val.txt"
+validation_path = "held-out.txt"
 [train]
 batch = {self.batch}
 precision = "bf16"
@@ -253,7 +212,7 @@ threads = {int(options.small)}
         summary = self.until_the_end(self.command(settings, "--out", folder, "--json", *resume))
         row = dict(row=name, network=network, length=length, seed=seed, settings=trial, loss=summary["validation"]["loss"],
                    **{key: summary[key] for key in ("steps", "parameters", "kept", "sparsity", "step_ms", "tokens_per_s", "trained_on", "state_peak", "device")},
-                   corpus=json.load(open(os.path.join(self.options.work, "corpus.json"))))
+                   corpus=self.corpus)
         self.table.add(row)
         shutil.rmtree(os.path.join(folder, "checkpoints"), ignore_errors=True)
         print(f"{name}: {row['loss']:.4f} nats a byte, {steps} steps of {row['step_ms']:.1f} ms, {row['trained_on']['epochs']:.2f} epochs", flush=True)
@@ -283,7 +242,7 @@ class Parity(Bench):
         # As much held out as the peer evaluates: of more, each would take other windows.
         self.text, context = os.path.join(os.path.abspath(options.work), "parity"), 64 if options.small else 1024
         os.makedirs(self.text, exist_ok=True)
-        with open(os.path.join(options.work, "val.txt"), "rb") as held_out, open(os.path.join(self.text, "val.txt"), "wb") as file:
+        with open(os.path.join(options.work, "held-out.txt"), "rb") as held_out, open(os.path.join(self.text, "val.txt"), "wb") as file:
             file.write(held_out.read(512 * context + 1))
         if not os.path.exists(os.path.join(self.text, "train.txt")):
             os.symlink(os.path.join("..", "train.txt"), os.path.join(self.text, "train.txt"))
@@ -377,7 +336,7 @@ def show(options):
     rows = list(Table(os.path.join(options.work, "pays.jsonl")).rows.values())
     if not rows:
         raise SystemExit(f"{options.work}/pays.jsonl has no rows")
-    corpus, lengths = rows[0]["corpus"], sorted({row["length"] for row in rows})
+    text, lengths = rows[0]["corpus"], sorted({row["length"] for row in rows})
     best = {}
     for row in rows:
         if row["length"] == lengths[0] and row["loss"] <= best.get(row["network"], row)["loss"]:
@@ -388,8 +347,8 @@ def show(options):
             losses = [row["loss"] for row in rows if row["network"] == name and row["length"] == length and row["settings"] == best[name]["settings"]]
             if losses:
                 points.setdefault(name, []).append((length, sum(losses) / len(losses), min(losses), max(losses)))
-    print(f"{corpus['train_bytes']:,} unique bytes of {'/'.join(corpus['extensions'])} source ({corpus['packages']} packages), validated on "
-          f"{corpus['validation_bytes']:,} bytes of {len(corpus['held_out'])} others; nats a byte\n")
+    print(f"{text['train']['bytes']:,} unique bytes of {text['train']['packages']} packages, validated on {text['held-out']['bytes']:,} bytes of "
+          f"{text['held-out']['packages']} others; nats a byte\n")
     epochs = {row["length"]: row["trained_on"]["epochs"] for row in rows}
     print("| network | weights kept | peak of training state, after | best at the shortest length | " + " | ".join(f"{x} bytes a parameter ({epochs[x]:.2f} epochs)" for x in lengths) + " |")
     print("|---" * (len(lengths) + 4) + "|")
@@ -416,11 +375,8 @@ def show(options):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("what", choices=("corpus", "run", "parity", "show"))
+    arguments.add_argument("what", choices=("run", "parity", "show"))
     arguments.add_argument("--work", required=True)
-    arguments.add_argument("--text", nargs="+", help="folders of source")
-    arguments.add_argument("--extensions", nargs="+", default=["rs"])
-    arguments.add_argument("--pack", action="store_true", help="write the corpus compressed, too")
     arguments.add_argument("--binary", default="espalier")
     arguments.add_argument("--device", default="cuda")
     arguments.add_argument("--peers", help="the folder with torch_gradual.py")
@@ -432,7 +388,7 @@ def main():
     arguments.add_argument("--small", action="store_true", help="a tiny network, to try the program")
     arguments.add_argument("--out", help="the picture")
     options = arguments.parse_args()
-    {"corpus": gather, "run": lambda options: Bench(options).run(), "parity": lambda options: Parity(options).run(), "show": show}[options.what](options)
+    {"run": lambda options: Bench(options).run(), "parity": lambda options: Parity(options).run(), "show": show}[options.what](options)
 
 
 if __name__ == "__main__":
