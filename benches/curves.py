@@ -11,7 +11,7 @@ be linear, in the table's equal times as in the picture.
 import argparse, json, math, os
 from html import escape
 
-COLOURS = ["#1b4965", "#c1440e", "#4a7c2c", "#7b4b94", "#8a6d1d"]
+COLOURS = ["#1b4965", "#c1440e", "#4a7c2c", "#7b4b94", "#8a6d1d", "#2a9d8f"]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, GAP = 500, 350, 62, 62, 54, 50, 20
 
 

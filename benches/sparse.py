@@ -42,9 +42,11 @@ def medians(device, works):
     return [1e3 * statistics.median(times) for times in zip(*rounds)]
 
 
-def check(y, expected):
-    y, expected = y.float(), expected.float()
-    assert (y - expected).abs().max() <= 2e-2 * expected.abs().max(), "the result differs from the dense product's"
+def check(y, x, w):
+    """Held against the product in f32, in the mean: sums of a thousand terms in bf16, as sparse kernels take them, are off by a few hundredths."""
+    expected = x.float() @ w.float().t()
+    error = ((y.float() - expected).norm() / expected.norm()).item()
+    assert error <= 0.1, f"the result differs from the dense product's by {error:.0%}"
 
 
 def layer(arguments, size, sparsity, with_two_four):
@@ -57,14 +59,15 @@ def layer(arguments, size, sparsity, with_two_four):
     dense = lambda: x @ w.t()
     # The sparse matrix stands first, as libraries want it: the result is y^T, and x^T is no copy.
     sparse = lambda: csr @ x.t()
-    check(sparse().t(), dense())
+    check(dense(), x, w)
+    check(sparse().t(), x, w)
     works = [dense, sparse]
     if with_two_four:
         largest = w.view(-1, 4).abs().topk(2, dim=1).indices
         pruned = make(size, size) * torch.zeros_like(w).view(-1, 4).scatter(1, largest, 1).view(size, size)
         compressed = to_sparse_semi_structured(pruned)
         two_four = lambda: torch.nn.functional.linear(x, compressed)
-        check(two_four(), x @ pruned.t())
+        check(two_four(), x, pruned)
         works.append(two_four)
     return medians(arguments.device, works)
 

@@ -32,8 +32,8 @@ arguments.add_argument("--seconds", type=float, default=60, help="of each study"
 arguments.add_argument("--slower", type=float, default=4, help="a run is given up after so many times the predicted steps")
 arguments.add_argument("--set", action="append", default=[], help="overrides of the study file")
 options = arguments.parse_args()
-# Steps of a run whose steps are timed, at least.
-SHORTEST = 200
+# Steps of a run whose steps are timed: so many, and all of those to the result, but for slow steps no more than fill so many seconds.
+SHORTEST, SECONDS, FEWEST = 200, 5, 30
 # Turns of runs that are timed.
 TURNS = 5
 BINARY = os.path.abspath(options.binary) if os.path.exists(options.binary) else options.binary
@@ -182,12 +182,15 @@ def predicted(study, folder, batch, sparsity, number, cluster):
 
 
 def timed_row(cluster, predict, run_of, around, stem):
-    """What is predicted of a row, the cluster file by which it is laid out, and seconds of a step. `around` makes runs to which the cluster is refitted, each with a stem and steps."""
+    """What is predicted of a row, the cluster file by which it is laid out, and seconds of a step. `around` makes runs to which the cluster is refitted, each with a stem, steps and a batch."""
     for attempt in range(3):
         point = predict(cluster)
         if point is None:
             return None
-        runs, stems, steps = zip(*around(cluster), (run_of(point, cluster), stem, max(SHORTEST, point["steps"])))
+        # A step takes as long as its batch is large, nearly.
+        shortened = lambda steps, batch: max(FEWEST, min(max(SHORTEST, steps), int(SECONDS * point["batch"] / (point["step_seconds"] * batch))))
+        timed = [*around(cluster), (run_of(point, cluster), stem, point["steps"], point["batch"])]
+        runs, stems, steps = zip(*((run, stem, shortened(steps, batch)) for run, stem, steps, batch in timed))
         *others, (each, _) = step_seconds(runs, stems, steps)
         if not others:
             return point, cluster, each
@@ -208,6 +211,7 @@ def check(name):
     gaps = list(zip(batches, batches[1:]))
     low, high = max(gaps, key=lambda pair: pair[1] / pair[0]) if gaps else (batches[0], batches[0])
     batch = options.batch or 2 ** round(math.log2(math.sqrt(low * high)))
+    low, high = max([other for other in batches if other < batch], default=batches[0]), min([other for other in batches if other > batch], default=batches[-1])
     if batch in batches:
         print(f"{study['name']}: batch {batch} is in the study; choose another with --batch")
     numbers = list(map(int, options.ranks.split(",")))
@@ -227,7 +231,7 @@ def check(name):
             for cell in (cell for cell in dense if options.calibrate and cell["batch"] in (low, high)):
                 stem = f"{first}-beside-{cell['batch']}"
                 run = run_file(study, stem, cell["batch"], 0, 1, between(dense, cell["batch"]))
-                yield lay_out(run, now, number), stem, max(SHORTEST, cell["k_star"])
+                yield lay_out(run, now, number), stem, cell["k_star"], cell["batch"]
 
         seeds = list(map(int, options.seeds.split(",")))
         predict = lambda now: predicted(study, folder, batch, sparsity, number, now)

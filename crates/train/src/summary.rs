@@ -142,7 +142,7 @@ pub struct CategoryBytes {
 /// The most that weights, gradients, optimizer state and masks take together, on the rank where that is most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct StatePeak {
-    /// Until all is pruned that is to go: measured, in any step.
+    /// Until all is pruned that is to go: measured, in any step since the run was begun or resumed.
     pub before: CategoryBytes,
     /// From then on, the same where that is before the first step: measured, in the last step.
     pub after: CategoryBytes,
