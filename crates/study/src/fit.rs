@@ -4,9 +4,10 @@
 //! Fitted in relative least squares, sum of ((c1/B + c2)/K - 1)^2 over the cells: K* spans two orders of
 //! magnitude, and a step more or less matters by its fraction of K*. That is linear in c1 and c2. K* is the
 //! least of many trials, and nobody knows what another hundred would have found; what is known, where the best
-//! trials were run again with other seeds, is what curves go through their steps: one for each seed, whose
-//! least and largest constants are the interval.
+//! trials were run again with other seeds, is what curves go through their steps: through the median of each
+//! cell, the least and the most.
 
+use espalier_plan::time_to_result::RepeatCurves;
 use serde::Serialize;
 
 /// Steps to the goal at a batch size.
@@ -16,6 +17,17 @@ pub struct StepsAtBatch {
     pub batch: f64,
     /// K*.
     pub steps: f64,
+}
+
+/// What the best trial of a cell came to.
+#[derive(Debug, Clone, Copy)]
+pub struct CellSteps<'a> {
+    /// Samples in a step.
+    pub batch: f64,
+    /// Steps of that trial.
+    pub k_star: f64,
+    /// Its steps with other seeds; none where it did not reach the goal.
+    pub repeats: &'a [Option<u64>],
 }
 
 /// A curve through the K* of one sparsity.
@@ -38,10 +50,12 @@ pub struct Fit {
     pub curve: StepsCurve,
     /// c1/c2, where twice the batch first takes more than three quarters of the steps.
     pub critical_batch: Option<f64>,
-    /// The least and the largest of the curves of other seeds, where there are two or more.
+    /// The least and the largest of the curves of other seeds, where there are two or more of each cell.
     pub c1_interval: Option<[f64; 2]>,
     /// The same.
     pub c2_interval: Option<[f64; 2]>,
+    /// These curves.
+    pub repeats: Option<RepeatCurves>,
 }
 
 impl StepsCurve {
@@ -86,21 +100,50 @@ impl StepsCurve {
     }
 }
 
-/// Fits the cells of one sparsity; None where fewer than two batch sizes have reached the goal. `seeds` are the
-/// same cells with the steps of another seed each.
-pub fn fit(points: &[StepsAtBatch], seeds: &[Vec<StepsAtBatch>]) -> Option<Fit> {
-    let curve = StepsCurve::through(points)?;
-    let curves: Vec<StepsCurve> = seeds.iter().filter_map(|points| StepsCurve::through(points)).collect();
-    let interval = |of: fn(&StepsCurve) -> f64| {
-        let (least, largest) = (f64::INFINITY, f64::NEG_INFINITY);
-        let ends = |[low, high]: [f64; 2], value: f64| [low.min(value), high.max(value)];
-        (curves.len() > 1).then(|| curves.iter().map(of).fold([least, largest], ends))
+/// Fits the cells of one sparsity; None where fewer than two batch sizes have reached the goal.
+pub fn fit(cells: &[CellSteps]) -> Option<Fit> {
+    let best = |cell: &CellSteps| StepsAtBatch { batch: cell.batch, steps: cell.k_star };
+    let curve = StepsCurve::through(&cells.iter().map(best).collect::<Vec<_>>())?;
+    let repeats = repeat_curves(cells);
+    let interval = |constant: usize| {
+        let RepeatCurves { median, least, most, .. } = repeats?;
+        let of_curves = [median, least, most].map(|curve| curve[constant]);
+        Some([of_curves.into_iter().fold(f64::INFINITY, f64::min), of_curves.into_iter().fold(0.0, f64::max)])
     };
     Some(Fit {
         curve,
         critical_batch: (curve.c2 > 0.0).then(|| curve.c1 / curve.c2),
-        c1_interval: interval(|curve| curve.c1),
-        c2_interval: interval(|curve| curve.c2),
+        c1_interval: interval(0),
+        c2_interval: interval(1),
+        repeats,
+    })
+}
+
+/// Curves through what other seeds took, of the cells that have two or more of them and of which more than half
+/// reached the goal.
+fn repeat_curves(cells: &[CellSteps]) -> Option<RepeatCurves> {
+    let repeated = cells.iter().filter(|cell| cell.repeats.len() > 1).filter_map(|cell| {
+        let mut steps: Vec<f64> =
+            cell.repeats.iter().map(|steps| steps.map_or(f64::INFINITY, |steps| steps as f64)).collect();
+        steps.sort_by(f64::total_cmp);
+        let (low, high) = (steps[(steps.len() - 1) / 2], steps[steps.len() / 2]);
+        high.is_finite().then_some((cell.batch, steps, 0.5 * (low + high)))
+    });
+    let repeated: Vec<(f64, Vec<f64>, f64)> = repeated.collect();
+    let through = |steps: &dyn Fn(&[f64], f64) -> f64| {
+        let point = |(batch, all, median): &(f64, Vec<f64>, f64)| StepsAtBatch {
+            batch: *batch,
+            steps: steps(all, *median),
+        };
+        let curve = StepsCurve::through(&repeated.iter().map(point).collect::<Vec<_>>())?;
+        Some([curve.c1, curve.c2])
+    };
+    let reached = |all: &[f64]| all.iter().copied().filter(|steps| steps.is_finite()).fold(0.0, f64::max);
+    Some(RepeatCurves {
+        seeds: repeated.iter().map(|(_, all, _)| all.len()).min()?,
+        median: through(&|_, median| median)?,
+        least: through(&|all, _| all[0])?,
+        most: through(&|all, _| reached(all))?,
     })
 }
 
@@ -151,20 +194,39 @@ mod tests {
         assert_eq!(StepsCurve::through(&[]), None);
     }
 
-    /// One curve for each seed, and none of a single one.
+    /// Seeds that took 1.1, 1.2 and 1.4 times the steps, in another order in each cell, and one that never
+    /// reached the goal: it is slower than all others, so that the median is between 1.2 and 1.4.
     #[test]
-    fn intervals_are_those_of_other_seeds() {
+    fn other_seeds_have_a_median_and_ends() {
         let batches = [8.0, 64.0, 512.0];
-        let steps = |factor: f64| points(&batches, &batches.map(|batch| factor * (10_000.0 / batch + 100.0)));
-        let seeds = [steps(1.1), steps(1.3), steps(1.2)];
-        let found = fit(&steps(1.0), &seeds).unwrap();
-        let [low, high] = found.c1_interval.unwrap();
-        assert!((low / 11_000.0 - 1.0).abs() < 1e-6 && (high / 13_000.0 - 1.0).abs() < 1e-6, "{found:?}");
-        let [low, high] = found.c2_interval.unwrap();
-        assert!((low / 110.0 - 1.0).abs() < 1e-6 && (high / 130.0 - 1.0).abs() < 1e-6, "{found:?}");
+        let k_star = |batch: f64| 100_000.0 / batch + 1000.0;
+        let taken = |batch: f64, factors: &[f64]| -> Vec<Option<u64>> {
+            let steps = |factor: &f64| factor.is_finite().then(|| (factor * k_star(batch)).round() as u64);
+            factors.iter().map(steps).collect()
+        };
+        let fitted = |factors: [&[f64]; 3]| {
+            let repeats = [0, 1, 2].map(|i| taken(batches[i], factors[i]));
+            let cell =
+                |i: usize| CellSteps { batch: batches[i], k_star: k_star(batches[i]), repeats: &repeats[i] };
+            fit(&[0, 1, 2].map(cell)).unwrap()
+        };
+        let never = f64::INFINITY;
+        let found = fitted([&[1.1, 1.2, 1.4, never], &[never, 1.4, 1.1, 1.2], &[1.4, 1.2, never, 1.1]]);
+        let curves = found.repeats.unwrap();
+        for (curve, factor) in [(curves.median, 1.3), (curves.least, 1.1), (curves.most, 1.4)] {
+            assert!((curve[0] / (factor * 100_000.0) - 1.0).abs() < 1e-3, "{factor}: {curve:?}");
+            assert!((curve[1] / (factor * 1000.0) - 1.0).abs() < 1e-3, "{factor}: {curve:?}");
+        }
+        assert_eq!((curves.seeds, found.c1_interval), (4, Some([curves.least[0], curves.most[0]])));
         assert!((found.critical_batch.unwrap() - 100.0).abs() < 1e-6);
-        let single = fit(&steps(1.0), &seeds[..1]).unwrap();
-        assert_eq!((single.c1_interval, single.c2_interval), (None, None));
-        assert_eq!(fit(&steps(1.0)[..1], &[]), None);
+        // Of a cell of which half never reached the goal no median is known: the curve goes through the others.
+        let half = fitted([&[1.1, never], &[1.1, 1.3], &[1.3, 1.1, 1.2]]);
+        let curves = half.repeats.unwrap();
+        assert_eq!(curves.seeds, 2);
+        assert!((curves.median[0] / 120_000.0 - 1.0).abs() < 1e-3, "{curves:?}");
+        // Through one cell goes no curve, and one other seed has no median worth the name.
+        assert_eq!(fitted([&[1.1, never], &[never, never], &[1.3, 1.1]]).repeats, None);
+        let single = fitted([&[1.1], &[1.2], &[1.3]]);
+        assert_eq!((single.repeats, single.c1_interval, single.c2_interval), (None, None, None));
     }
 }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::file::{Cell, Goal, Study};
-use crate::fit::{self, Fit, StepsAtBatch, StepsCurve};
+use crate::fit::{self, CellSteps, Fit};
 use crate::results::Results;
 use crate::theory::{CoefficientRatios, MeasuredConstants};
 use crate::trial::{TrialRecord, TrialStatus, repeat_number};
@@ -115,12 +115,6 @@ impl StudySummary {
         }
     }
 
-    /// The curves of a sparsity through the steps of other seeds, one each, as far as every cell reached the goal.
-    pub fn seed_curves(&self, sparsity: f64) -> Vec<StepsCurve> {
-        let seeds = seed_points(&fitted(&self.cells, sparsity));
-        seeds.iter().filter_map(|points| StepsCurve::through(points)).collect()
-    }
-
     /// The cell with this batch and sparsity.
     pub fn cell(&self, batch: usize, sparsity: f64) -> Option<&CellSummary> {
         self.cells.iter().find(|cell| cell.batch == batch && cell.sparsity == sparsity)
@@ -181,26 +175,12 @@ fn seeds_of(study: &Study, results: &Results, best: &TrialRecord) -> Vec<Option<
 }
 
 fn fit_of(cells: &[CellSummary], sparsity: f64) -> Option<SparsityFit> {
-    let cells = fitted(cells, sparsity);
-    let fit = fit::fit(&points(&cells, |cell| cell.k_star)?, &seed_points(&cells))?;
+    let reached = cells.iter().filter(|cell| cell.sparsity == sparsity).filter_map(|cell| {
+        let k_star = cell.k_star? as f64;
+        Some(CellSteps { batch: cell.batch as f64, k_star, repeats: &cell.seeds })
+    });
+    let fit = fit::fit(&reached.collect::<Vec<_>>())?;
     Some(SparsityFit { sparsity, fit })
-}
-
-/// The cells of a sparsity that reached the goal.
-fn fitted(cells: &[CellSummary], sparsity: f64) -> Vec<&CellSummary> {
-    cells.iter().filter(|cell| cell.sparsity == sparsity && cell.k_star.is_some()).collect()
-}
-
-/// The same with the steps of another seed each; a seed with which some cell did not reach the goal has none.
-fn seed_points(cells: &[&CellSummary]) -> Vec<Vec<StepsAtBatch>> {
-    let most = cells.iter().map(|cell| cell.seeds.len()).max().unwrap_or(0);
-    (0..most).filter_map(|n| points(cells, |cell| cell.seeds.get(n).copied().flatten())).collect()
-}
-
-fn points(cells: &[&CellSummary], steps: impl Fn(&CellSummary) -> Option<u64>) -> Option<Vec<StepsAtBatch>> {
-    let point =
-        |cell: &&CellSummary| Some(StepsAtBatch { batch: cell.batch as f64, steps: steps(cell)? as f64 });
-    cells.iter().map(point).collect()
 }
 
 fn ratios(cells: &[CellSummary], fits: &[SparsityFit], smoothness: &[MeasuredConstants]) -> Vec<StepsRatio> {

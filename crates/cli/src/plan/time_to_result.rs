@@ -321,13 +321,23 @@ fn of_study(request: &PlanRequest, folder: &Path) -> Result<KnownSteps> {
     if !missed.is_empty() {
         notes.push(format!("no trial reached the goal at {}, which no curve knows", names(&missed)));
     }
-    let repeats = || summary.cells.iter().flat_map(|cell| &cell.seeds);
-    let lost = repeats().filter(|steps| steps.is_none()).count();
+    let missed_goal = |cell: &CellSummary| cell.seeds.iter().filter(|steps| steps.is_none()).count();
+    let lost: usize = summary.cells.iter().map(missed_goal).sum();
     if lost > 0 {
+        let repeats: usize = summary.cells.iter().map(|cell| cell.seeds.len()).sum();
         notes.push(format!(
-            "{lost} of {} repeats of best trials did not reach the goal; the mean of other seeds is of those that did in \
-             every cell",
-            repeats().count()
+            "{lost} of {repeats} repeats of best trials did not reach the goal; they count as slower than those that did"
+        ));
+    }
+    let unlikely: Vec<_> = summary
+        .cells
+        .iter()
+        .filter(|cell| cell.seeds.len() > 1 && 2 * missed_goal(cell) >= cell.seeds.len())
+        .collect();
+    if !unlikely.is_empty() {
+        notes.push(format!(
+            "half of the repeats or more did not reach the goal at {}, so that no median is known there",
+            names(&unlikely)
         ));
     }
     let mut curves = Vec::new();
@@ -335,7 +345,6 @@ fn of_study(request: &PlanRequest, folder: &Path) -> Result<KnownSteps> {
         let of_fit = |cell: &&CellSummary| cell.sparsity == fit.sparsity;
         let cells = summary.cells.iter().filter(of_fit);
         let cells = cells.filter_map(|cell| Some([cell.batch as f64, cell.k_star? as f64])).collect();
-        let seeds = summary.seed_curves(fit.sparsity).iter().map(|curve| [curve.c1, curve.c2]).collect();
         let (c1, c2) = (fit.fit.curve.c1, fit.fit.curve.c2);
         if c2 == 0.0 {
             notes.push(format!(
@@ -347,7 +356,7 @@ fn of_study(request: &PlanRequest, folder: &Path) -> Result<KnownSteps> {
         if c1 == 0.0 {
             notes.push(format!("sparsity {}: a larger batch took no fewer steps", fit.sparsity));
         }
-        curves.push(ConvergenceCurve { sparsity: fit.sparsity, c1, c2, cells, seeds });
+        curves.push(ConvergenceCurve { sparsity: fit.sparsity, c1, c2, cells, repeats: fit.fit.repeats });
     }
     let mut without: Vec<f64> = summary.cells.iter().map(|cell| cell.sparsity).collect();
     without.dedup();

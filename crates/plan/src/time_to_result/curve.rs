@@ -1,9 +1,9 @@
 //! Steps to a result against the batch, K* = c1/B + c2, and how far they are to be trusted.
 //!
 //! K* is the least of many trials, and a new run has no such luck. Where the best trials of a study were run
-//! again with other seeds, what counts is the mean of their curves, and steps lie between the least and the most
-//! of these and K* itself. Without, what is known is how far the cells lie from the curve that was
-//! fitted to them: the prediction interval of that fit, in relative residuals as the fit itself is made.
+//! again with other seeds, what counts is the median of these, and steps lie between the least and the most of
+//! them and K* itself. Without, what is known is how far the cells lie from the curve that was fitted to them:
+//! the prediction interval of that fit, in relative residuals as the fit itself is made.
 
 use serde::{Deserialize, Serialize};
 
@@ -27,15 +27,28 @@ pub struct ConvergenceCurve {
     /// `[batch, K*]` of the cells that it was fitted to; none where somebody gave its constants.
     #[serde(default)]
     pub cells: Vec<[f64; 2]>,
-    /// `[c1, c2]` of the curves through the same cells of other seeds, one each.
+    /// What other seeds made of these cells, where they were run with any.
     #[serde(default)]
-    pub seeds: Vec<[f64; 2]>,
+    pub repeats: Option<RepeatCurves>,
+}
+
+/// `[c1, c2]` of curves through the steps that the best trial of each cell took with other seeds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RepeatCurves {
+    /// How many of them each cell has at least.
+    pub seeds: usize,
+    /// Through their medians, in which a run that did not reach the goal is slower than all that did.
+    pub median: [f64; 2],
+    /// Through the least.
+    pub least: [f64; 2],
+    /// Through the most of those that reached the goal.
+    pub most: [f64; 2],
 }
 
 /// What an interval was made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IntervalSource {
-    /// The curves of so many other seeds.
+    /// The least and the most of so many other seeds.
     Seeds(usize),
     /// The residuals of so many cells.
     Residuals(usize),
@@ -57,17 +70,12 @@ impl IntervalSource {
 impl ConvergenceCurve {
     /// Constants that somebody gave.
     pub fn given(sparsity: f64, c1: f64, c2: f64) -> ConvergenceCurve {
-        ConvergenceCurve { sparsity, c1, c2, cells: Vec::new(), seeds: Vec::new() }
+        ConvergenceCurve { sparsity, c1, c2, cells: Vec::new(), repeats: None }
     }
 
-    /// c1 and c2 of what a new run is to expect: the mean of other seeds, or K* where there are none.
+    /// c1 and c2 of what a new run is to expect: the median of other seeds, or K* where there are none.
     pub fn expected(&self) -> [f64; 2] {
-        match self.interval_source() {
-            IntervalSource::Seeds(seeds) => {
-                [0, 1].map(|i| self.seeds.iter().map(|constants| constants[i]).sum::<f64>() / seeds as f64)
-            }
-            _ => [self.c1, self.c2],
-        }
+        self.repeats.map_or([self.c1, self.c2], |repeats| repeats.median)
     }
 
     /// Steps that a new run is to expect at a batch size.
@@ -119,9 +127,9 @@ impl ConvergenceCurve {
 
     /// What its intervals are made of.
     pub fn interval_source(&self) -> IntervalSource {
-        match (self.seeds.len(), self.cells.len()) {
-            (seeds @ 2.., _) => IntervalSource::Seeds(seeds),
-            (_, cells @ 3..) => IntervalSource::Residuals(cells),
+        match (self.repeats, self.cells.len()) {
+            (Some(repeats), _) => IntervalSource::Seeds(repeats.seeds),
+            (None, cells @ 3..) => IntervalSource::Residuals(cells),
             _ => IntervalSource::Unknown,
         }
     }
@@ -129,18 +137,12 @@ impl ConvergenceCurve {
     /// The least and the most steps at a batch size that are to be expected.
     pub fn interval(&self, batch: f64) -> Option<[f64; 2]> {
         let steps = self.k_star(batch);
-        match self.interval_source() {
-            IntervalSource::Seeds(_) => {
-                let of_seed = |[c1, c2]: &[f64; 2]| c1 / batch + c2;
-                let ends = |[low, high]: [f64; 2], steps: f64| [low.min(steps), high.max(steps)];
-                Some(self.seeds.iter().map(of_seed).fold([steps; 2], ends))
-            }
-            IntervalSource::Residuals(_) => {
-                let factor = 1.0 + self.relative_error(batch)?;
-                Some([steps / factor, steps * factor])
-            }
-            IntervalSource::Unknown => None,
+        if let Some(RepeatCurves { median, least, most, .. }) = self.repeats {
+            let [median, least, most] = [median, least, most].map(|[c1, c2]| c1 / batch + c2);
+            return Some([steps.min(least).min(median), steps.max(most).max(median)]);
         }
+        let factor = 1.0 + self.relative_error(batch)?;
+        Some([steps / factor, steps * factor])
     }
 
     /// Half the width of the prediction interval of the fit, relative to the steps: that of the curve itself,
@@ -168,18 +170,18 @@ impl ConvergenceCurve {
 mod tests {
     use super::*;
 
-    fn studied(factors: &[f64], seeds: Vec<[f64; 2]>) -> ConvergenceCurve {
+    fn studied(factors: &[f64], repeats: Option<RepeatCurves>) -> ConvergenceCurve {
         let at = |(i, factor): (usize, &f64)| {
             let batch = 16.0 * 4f64.powi(i as i32);
             [batch, factor * (36_000.0 / batch + 90.0)]
         };
         let cells = factors.iter().enumerate().map(at).collect();
-        ConvergenceCurve { cells, seeds, ..ConvergenceCurve::given(0.9, 36_000.0, 90.0) }
+        ConvergenceCurve { cells, repeats, ..ConvergenceCurve::given(0.9, 36_000.0, 90.0) }
     }
 
     #[test]
     fn batches_reach_from_what_was_studied_to_far_beyond_the_critical_one() {
-        let curve = studied(&[1.0; 3], Vec::new());
+        let curve = studied(&[1.0; 3], None);
         assert_eq!(curve.critical_batch(), Some(400.0));
         let batches = curve.batches().unwrap();
         assert_eq!((batches[0], *batches.last().unwrap(), batches.len()), (16, 4096, 9));
@@ -194,14 +196,20 @@ mod tests {
 
     #[test]
     fn seeds_bound_the_steps_at_every_batch() {
-        let curve = studied(&[1.0; 3], vec![[40_000.0, 80.0], [50_000.0, 100.0]]);
-        assert_eq!(curve.interval_source(), IntervalSource::Seeds(2));
+        let repeats = RepeatCurves {
+            seeds: 5,
+            median: [45_000.0, 90.0],
+            least: [40_000.0, 80.0],
+            most: [50_000.0, 100.0],
+        };
+        let curve = studied(&[1.0; 3], Some(repeats));
+        assert_eq!(curve.interval_source(), IntervalSource::Seeds(5));
         assert_eq!(curve.expected(), [45_000.0, 90.0]);
         assert_eq!(
             (curve.at(36.0), curve.k_star(36.0), curve.critical_batch()),
             (1340.0, 1090.0, Some(500.0))
         );
-        // The least is that of the fit where the batch is small, and of a seed where it is large.
+        // The least is K* where the batch is small, and that of other seeds where it is large.
         assert_eq!(curve.interval(36.0), Some([1090.0, 50_000.0 / 36.0 + 100.0]));
         assert_eq!(curve.interval(4000.0), Some([90.0, 112.5]));
     }
@@ -209,10 +217,10 @@ mod tests {
     /// By hand: cells that lie 10 % above and below, whatever the batch, and one degree of freedom.
     #[test]
     fn residuals_make_an_interval_that_widens_away_from_the_cells() {
-        let exact = studied(&[1.0; 4], Vec::new());
+        let exact = studied(&[1.0; 4], None);
         let [low, high] = exact.interval(100.0).unwrap();
         assert!((low - 450.0).abs() < 1e-9 && (high - 450.0).abs() < 1e-9, "nothing is left to explain");
-        let curve = studied(&[1.1, 0.9, 1.1, 0.9], Vec::new());
+        let curve = studied(&[1.1, 0.9, 1.1, 0.9], None);
         assert_eq!(curve.interval_source(), IntervalSource::Residuals(4));
         let width = |batch: f64| {
             let [low, high] = curve.interval(batch).unwrap();

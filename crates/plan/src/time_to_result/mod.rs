@@ -6,7 +6,7 @@
 
 mod curve;
 
-pub use curve::{ConvergenceCurve, IntervalSource};
+pub use curve::{ConvergenceCurve, IntervalSource, RepeatCurves};
 
 use serde::{Deserialize, Serialize};
 

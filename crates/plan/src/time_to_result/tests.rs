@@ -100,7 +100,12 @@ fn hours_are_steps_of_a_curve_times_those_of_a_search() {
     (cluster.price_per_gpu_hour, cluster.watts_per_gpu) = (Some(2.5), Some(700.0));
     let fixed = SearchConstraints::default();
     let curve = ConvergenceCurve {
-        seeds: vec![[6400.0, 50.0], [12_800.0, 150.0]],
+        repeats: Some(RepeatCurves {
+            seeds: 3,
+            median: [9600.0, 100.0],
+            least: [6400.0, 50.0],
+            most: [12_800.0, 150.0],
+        }),
         ..ConvergenceCurve::given(0.0, 6400.0, 99.5)
     };
     let found = |devices: usize, cluster: &Cluster| {
