@@ -14,7 +14,8 @@ For each sparsity and number of ranks
 between which they are interpolated in logarithms, as the batch is. Time is that of steps alone, evaluations left out, on both sides. --batch 0 takes the power of two in the middle of the
 widest gap between the study's batches.
 
-A K* is the least of many trials, and a new run has no such luck: ask the study to repeat its best trials (`--set search.seeds=3`), whose mean then counts.
+A K* is the least of many trials, and a new run has no such luck: ask the study to repeat its best trials (`--set search.seeds=9 --set search.finalists=3`), of which the one with
+the least median then counts.
 """
 import argparse, json, math, os, signal, statistics, subprocess, sys, time, tomllib
 
@@ -80,17 +81,18 @@ def toml(table):
 
 
 def between(cells, batch):
-    """Hyperparameters at a batch: on the line between those of the nearest cells, all in logarithms."""
+    """Hyperparameters at a batch: on the line between those of the nearest cells, of their steadiest trials where best ones were repeated, all in logarithms."""
+    chosen = lambda cell: cell["steadiest"] or cell["best"]
     cells = sorted((cell for cell in cells if cell["k_star"]), key=lambda cell: cell["batch"])
     below = [cell for cell in cells if cell["batch"] <= batch] or cells[:1]
     above = [cell for cell in cells if cell["batch"] >= batch] or cells[-1:]
     low, high = below[-1], above[0]
     along = 0.0 if low is high else math.log(batch / low["batch"]) / math.log(high["batch"] / low["batch"])
-    fields = {field: value for field, value in low["best"].items() if field != "lr"}
+    fields = {field: value for field, value in chosen(low).items() if field != "lr"}
     mixed = lambda a, b: math.exp((1 - along) * math.log(a) + along * math.log(b)) if a > 0 and b > 0 else (1 - along) * a + along * b
     # One minus a momentum is what is searched in logarithms.
     near_one = lambda field: field.endswith(("momentum", "beta1", "beta2"))
-    return {f: 1 - mixed(1 - v, 1 - high["best"][f]) if near_one(f) else mixed(v, high["best"][f]) for f, v in fields.items()}
+    return {f: 1 - mixed(1 - v, 1 - chosen(high)[f]) if near_one(f) else mixed(v, chosen(high)[f]) for f, v in fields.items()}
 
 
 def trained(run, out, goal):

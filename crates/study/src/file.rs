@@ -46,6 +46,7 @@ const SEARCH: &[Field] = &[
     optional_integer("steps", 1, MOST).or_missing("the most steps of a trial"),
     integer("eval_every", 16, 1, MOST),
     integer("seeds", 0, 0, MOST_SEEDS as usize - 1),
+    integer("finalists", 1, 1, 1 << 20),
     any("ranges"),
 ];
 
@@ -100,6 +101,8 @@ pub struct SearchConfig {
     pub eval_every: u64,
     /// How often the best trial of each cell is run again, each time with another seed.
     pub seeds: u32,
+    /// How many of its trials are, not the best one alone.
+    pub finalists: u32,
     /// The hyperparameters.
     pub ranges: Vec<SearchRange>,
 }
@@ -305,7 +308,8 @@ fn read_search(section: &mut Section) -> Result<SearchConfig, Error> {
         return Err(Error::Conflict { field: "search.ranges".into(), problem });
     }
     let (method, cut, trials) = (values.get("method"), values.get("cut"), values.get("trials"));
-    Ok(SearchConfig { method, cut, trials, steps, eval_every, seeds: values.get("seeds"), ranges })
+    let (seeds, finalists) = (values.get("seeds"), values.get("finalists"));
+    Ok(SearchConfig { method, cut, trials, steps, eval_every, seeds, finalists, ranges })
 }
 
 #[cfg(test)]

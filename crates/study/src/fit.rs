@@ -119,15 +119,26 @@ pub fn fit(cells: &[CellSteps]) -> Option<Fit> {
     })
 }
 
+/// Steps with several seeds, the fewest first; infinite where the goal was not reached.
+fn sorted(seeds: &[Option<u64>]) -> Vec<f64> {
+    let mut steps: Vec<f64> =
+        seeds.iter().map(|steps| steps.map_or(f64::INFINITY, |steps| steps as f64)).collect();
+    steps.sort_by(f64::total_cmp);
+    steps
+}
+
+/// The median of one or more seeds; infinite where half of them or more did not reach the goal.
+pub(crate) fn median(seeds: &[Option<u64>]) -> f64 {
+    let steps = sorted(seeds);
+    0.5 * (steps[(steps.len() - 1) / 2] + steps[steps.len() / 2])
+}
+
 /// Curves through what other seeds took, of the cells that have two or more of them and of which more than half
 /// reached the goal.
 fn repeat_curves(cells: &[CellSteps]) -> Option<RepeatCurves> {
     let repeated = cells.iter().filter(|cell| cell.repeats.len() > 1).filter_map(|cell| {
-        let mut steps: Vec<f64> =
-            cell.repeats.iter().map(|steps| steps.map_or(f64::INFINITY, |steps| steps as f64)).collect();
-        steps.sort_by(f64::total_cmp);
-        let (low, high) = (steps[(steps.len() - 1) / 2], steps[steps.len() / 2]);
-        high.is_finite().then_some((cell.batch, steps, 0.5 * (low + high)))
+        let median = median(cell.repeats);
+        median.is_finite().then(|| (cell.batch, sorted(cell.repeats), median))
     });
     let repeated: Vec<(f64, Vec<f64>, f64)> = repeated.collect();
     let through = |steps: &dyn Fn(&[f64], f64) -> f64| {

@@ -16,6 +16,7 @@ pub mod advance;
 pub mod bracket;
 pub mod branch;
 pub mod file;
+mod finalists;
 pub mod fit;
 pub mod folder;
 pub mod gap;

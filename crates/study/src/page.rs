@@ -1,6 +1,7 @@
 //! The page of a study: K* against the batch, the hyperparameters of all trials, smoothness along training,
 //! and the numbers.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
@@ -215,26 +216,33 @@ fn cells(summary: &StudySummary) -> Table {
         "steps",
         SEEDS,
     ];
+    let has_steadier = summary.cells.iter().any(CellSummary::has_steadier);
     let is_running = summary.cells.iter().any(|cell| cell.running > 0);
     let has_seeds = summary.cells.iter().any(|cell| !cell.seeds.is_empty());
     let columns = columns.into_iter().filter(|name| is_running || *name != RUNNING);
     let columns = columns.filter(|name| has_seeds || *name != SEEDS).map(Column::number);
     let columns = columns.chain([Column::text("best"), Column::text("at the edge")]);
+    let columns = columns.chain(has_steadier.then(|| Column::text("steadier with other seeds")));
     let mut table = Table::new(columns.collect());
     for cell in &summary.cells {
         let CellSummary { batch, complete, incomplete, infeasible, cut, stopped, running, steps, .. } = cell;
         let k_star = cell.k_star.map_or("-".into(), |steps| steps.to_string());
-        let best = cell.best.iter().filter(|(field, _)| *field != "lr");
-        let best: Vec<String> =
-            best.map(|(field, value)| format!("{field} = {}", number::short(*value))).collect();
         let counts = [complete, incomplete, infeasible, cut, stopped].into_iter();
         let counts = counts.chain(is_running.then_some(running)).map(|count| count.to_string());
         let first = [batch.to_string(), percent(cell.sparsity), k_star];
         let seeds = has_seeds.then(|| cell.seeds_in_words());
-        let last = [best.join(", "), cell.at_edge.join(", ")];
+        let last = [fields(&cell.best), cell.at_edge.join(", ")].into_iter();
+        let steadier = || if cell.has_steadier() { fields(&cell.steadiest) } else { String::new() };
+        let last = last.chain(has_steadier.then(steadier));
         table.row(first.into_iter().chain(counts).chain([steps.to_string()]).chain(seeds).chain(last));
     }
     table
+}
+
+/// Hyperparameters of a trial.
+fn fields(fields: &BTreeMap<String, f64>) -> String {
+    let fields = fields.iter().filter(|(field, _)| *field != "lr");
+    fields.map(|(field, value)| format!("{field} = {}", number::short(*value))).collect::<Vec<_>>().join(", ")
 }
 
 fn fits(summary: &StudySummary) -> Table {

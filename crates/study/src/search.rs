@@ -17,6 +17,7 @@ use espalier_train::Error;
 use crate::advance;
 use crate::bracket::{Bracket, TrialJob};
 use crate::file::{Cell, Study};
+use crate::finalists;
 use crate::paused_trials::PausedTrialStore;
 use crate::results::Results;
 use crate::trial::{Trial, TrialRecord, TrialRunner, repeat_number};
@@ -120,17 +121,20 @@ impl TrialSearch<'_> {
         }
     }
 
-    /// Runs the best trial of every cell again, with as many other seeds as the study asks for and up to four
-    /// times as many steps: how much K* is luck.
+    /// Runs the best trials of every cell again, with as many other seeds as the study asks for and up to four
+    /// times the steps of the best one: how much K* is luck, and which of them needs the least of it.
     pub fn repeat_best(
         &self,
         results: &mut Results,
         observer: &mut dyn StudyObserver,
     ) -> Result<bool, Error> {
         let repeats = |&cell: &Cell| {
-            let best = widen::best(results.of_cell(cell))?;
-            let numbers = (1..=self.study.search.seeds).map(|n| repeat_number(best.trial, n));
-            Some(Bracket::repeats(self.study, cell, numbers, SLOWER * best.steps))
+            let finalists = finalists::of_cell(self.study, results, cell);
+            let most = SLOWER * finalists.first()?.steps;
+            let seeds = 1..=self.study.search.seeds;
+            let of_trial = |trial: u32| seeds.clone().map(move |n| repeat_number(trial, n));
+            let numbers = finalists.iter().flat_map(|finalist| of_trial(finalist.trial));
+            Some(Bracket::repeats(self.study, cell, numbers, most))
         };
         let brackets = self.study.cells.iter().filter_map(repeats).collect();
         self.run_brackets(results, brackets, observer)

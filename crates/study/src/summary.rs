@@ -7,10 +7,11 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::file::{Cell, Goal, Study};
+use crate::finalists;
 use crate::fit::{self, CellSteps, Fit};
 use crate::results::Results;
 use crate::theory::{CoefficientRatios, MeasuredConstants};
-use crate::trial::{TrialRecord, TrialStatus, repeat_number};
+use crate::trial::{TrialRecord, TrialStatus};
 use crate::widen;
 
 /// Everything that a study has found.
@@ -60,13 +61,17 @@ pub struct CellSummary {
     pub running: usize,
     /// Steps of all of them.
     pub steps: u64,
-    /// Steps to the goal of the best trial with other seeds, where it was run with any; none where it was not
-    /// reached.
-    pub seeds: Vec<Option<u64>>,
     /// The hyperparameters of the best trial, by field; a learning rate also as `lr`.
     pub best: BTreeMap<String, f64>,
     /// Its number.
     pub best_trial: Option<u32>,
+    /// The same of the trial that takes the fewest steps in the median of other seeds, where best trials were run
+    /// with any.
+    pub steadiest: BTreeMap<String, f64>,
+    /// Its number.
+    pub steadiest_trial: Option<u32>,
+    /// Its steps to the goal with each of these seeds; none where it was not reached.
+    pub seeds: Vec<Option<u64>>,
     /// Fields whose range may be too narrow: the best trial lies in its outer tenth.
     pub at_edge: Vec<String>,
 }
@@ -127,7 +132,12 @@ impl CellSummary {
         self.complete + self.incomplete + self.infeasible + self.cut + self.stopped
     }
 
-    /// Steps of the best trial with other seeds: `176 to 240, 1 of 5 not`; nothing where there are none.
+    /// Whether another trial than the best one takes the fewest steps with other seeds.
+    pub fn has_steadier(&self) -> bool {
+        self.steadiest_trial.is_some() && self.steadiest_trial != self.best_trial
+    }
+
+    /// Steps with other seeds: `176 to 240, 1 of 5 not`; nothing where there are none.
     pub fn seeds_in_words(&self) -> String {
         let reached: Vec<u64> = self.seeds.iter().copied().flatten().collect();
         let missed = self.seeds.len() - reached.len();
@@ -143,11 +153,7 @@ fn of_cell(study: &Study, results: &Results, cell: Cell) -> CellSummary {
     let count = |status| records.iter().filter(|record| record.status == status).count();
     let best = widen::best(records.iter().copied());
     let beyond: u32 = results.widened(cell).iter().map(|widened| widened.trials).sum();
-    let mut fields: BTreeMap<String, f64> =
-        best.map(|best| best.fields.iter().cloned().collect()).unwrap_or_default();
-    if let Some(&rate) = fields.get("learning_rate.peak") {
-        fields.insert("lr".into(), rate);
-    }
+    let steadiest = finalists::steadiest(study, results, cell);
     let mut summary = CellSummary {
         batch: cell.batch,
         sparsity: cell.sparsity,
@@ -159,19 +165,23 @@ fn of_cell(study: &Study, results: &Results, cell: Cell) -> CellSummary {
         stopped: count(TrialStatus::Stopped),
         running: 0,
         steps: records.iter().map(|record| record.steps).sum(),
-        seeds: best.map_or(Vec::new(), |best| seeds_of(study, results, best)),
-        best: fields,
+        best: best.map(hyperparameters).unwrap_or_default(),
         best_trial: best.map(|best| best.trial),
+        steadiest: steadiest.as_ref().map(|steadiest| hyperparameters(steadiest.record)).unwrap_or_default(),
+        steadiest_trial: steadiest.as_ref().map(|steadiest| steadiest.record.trial),
+        seeds: steadiest.map(|steadiest| steadiest.seeds).unwrap_or_default(),
         at_edge: widen::at_edge(study, results, cell).into_iter().map(|(range, _)| range.field).collect(),
     };
     summary.running = ((study.search.trials + beyond) as usize).saturating_sub(summary.finished());
     summary
 }
 
-/// What a trial came to with other seeds, as far as that is known.
-fn seeds_of(study: &Study, results: &Results, best: &TrialRecord) -> Vec<Option<u64>> {
-    let repeats = (1..=study.search.seeds).map(|n| results.trial(best.cell(), repeat_number(best.trial, n)));
-    repeats.flatten().filter(|record| record.status.is_final()).map(TrialRecord::result).collect()
+fn hyperparameters(record: &TrialRecord) -> BTreeMap<String, f64> {
+    let mut fields: BTreeMap<String, f64> = record.fields.iter().cloned().collect();
+    if let Some(&rate) = fields.get("learning_rate.peak") {
+        fields.insert("lr".into(), rate);
+    }
+    fields
 }
 
 fn fit_of(cells: &[CellSummary], sparsity: f64) -> Option<SparsityFit> {

@@ -1,5 +1,7 @@
 //! A study in words and columns.
 
+use std::collections::BTreeMap;
+
 use espalier_study::summary::CellSummary;
 use espalier_study::{Goal, SearchMethod, Study, StudySummary, TrialRunner, TrialShard, WorkerPool};
 
@@ -55,10 +57,18 @@ pub fn summarise(summary: &StudySummary) {
         let mut row = vec![batch.to_string(), sparsity.to_string(), k_star];
         row.extend(has_seeds.then(|| cell.seeds_in_words()));
         row.extend([complete, incomplete, infeasible, cut, stopped].map(ToString::to_string));
-        row.extend([steps.to_string(), best(cell)]);
+        row.extend([steps.to_string(), fields(&cell.best, &cell.at_edge)]);
         rows.push(row);
     }
     output::on_standard_output(TextTable::new(&rows).with_text_column().render(output::width()));
+    for cell in summary.cells.iter().filter(|cell| cell.has_steadier()) {
+        print_out!(
+            "sparsity {}, batch {}: with other seeds fewer steps than the best trial's take {}",
+            cell.sparsity,
+            cell.batch,
+            fields(&cell.steadiest, &[])
+        );
+    }
     for fit in &summary.fits {
         let curve = fit.fit.curve;
         let critical = fit.fit.critical_batch.map_or("none".into(), |batch| format!("{batch:.0}"));
@@ -99,12 +109,12 @@ pub fn summarise(summary: &StudySummary) {
     }
 }
 
-/// The best hyperparameters of a cell, and which of them lie at the edge of their range.
-fn best(cell: &CellSummary) -> String {
-    let fields = cell.best.iter().filter(|(field, _)| *field != "lr");
+/// Hyperparameters, and which of them lie at the edge of their range.
+fn fields(fields: &BTreeMap<String, f64>, at_edge: &[String]) -> String {
+    let fields = fields.iter().filter(|(field, _)| *field != "lr");
     let one = |(field, value): (&String, &f64)| {
         let word = field.rsplit('.').next().unwrap_or(field);
-        let edge = if cell.at_edge.contains(field) { " (at the edge)" } else { "" };
+        let edge = if at_edge.contains(field) { " (at the edge)" } else { "" };
         format!("{word} {}{edge}", short(*value))
     };
     fields.map(one).collect::<Vec<_>>().join(", ")

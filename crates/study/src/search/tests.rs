@@ -4,6 +4,7 @@ use std::path::Path;
 use super::*;
 use crate::summary::StudySummary;
 use crate::synthetic::{Landscape, study};
+use crate::trial::TrialStatus;
 use crate::workload::TrialSettings;
 
 /// Hears, and may ask to stop after so many records.
@@ -74,10 +75,9 @@ fn k_stars(summary: &StudySummary) -> Vec<Option<u64>> {
 
 /// What a table says: K* of each cell, whose it is and with what, and the curves.
 fn found(summary: &StudySummary) -> impl PartialEq + std::fmt::Debug + use<> {
-    let cells = summary
-        .cells
-        .iter()
-        .map(|cell| (cell.k_star, cell.best_trial, cell.best.clone(), cell.seeds.clone()));
+    let cells = summary.cells.iter().map(|cell| {
+        (cell.k_star, cell.best_trial, cell.best.clone(), cell.steadiest_trial, cell.seeds.clone())
+    });
     (cells.collect::<Vec<_>>(), summary.fits.clone(), summary.ratios.clone())
 }
 
@@ -309,6 +309,51 @@ fn best_trials_are_repeated_with_other_seeds() {
     }
     let [low, high] = after.fits[0].fit.c1_interval.unwrap();
     assert!(low < high && high < 2.0 * after.fits[0].fit.curve.c1, "{:?}", after.fits[0]);
+}
+
+/// A trial of K* that another seed does not bring to the goal, and one that is a little slower with any of them.
+#[test]
+fn the_steadiest_of_the_best_trials_is_what_a_new_run_should_take() {
+    let study =
+        study(&["search.seeds=3", "search.finalists=2", "cells.batches=[64]", "cells.sparsities=[0]"]);
+    let folder = tempfile::tempdir().unwrap();
+    let mut results = Results::open(folder.path(), &study).unwrap();
+    let record = |trial: u32, status: TrialStatus, steps: u64, best: f64| TrialRecord {
+        batch: 64,
+        sparsity: 0.0,
+        trial,
+        status,
+        steps,
+        best: Some(best),
+        fields: vec![("learning_rate.peak".into(), f64::from(trial))],
+        curve: Vec::new(),
+    };
+    use TrialStatus::{Complete, Cut, Incomplete, Infeasible};
+    let searched =
+        [(1, Cut, 320, 0.3), (2, Complete, 320, 0.1), (3, Infeasible, 16, 0.01), (4, Cut, 304, 0.2)];
+    let searched = searched.map(|(trial, status, steps, best)| record(trial, status, steps, best));
+    results.append(&searched).unwrap();
+    let finalists = finalists::of_cell(&study, &results, study.cells[0]);
+    assert_eq!(finalists.iter().map(|record| record.trial).collect::<Vec<_>>(), [2, 4]);
+    let cell = |results: &Results| summary(&study, results).cells[0].clone();
+    assert_eq!((cell(&results).steadiest_trial, cell(&results).seeds), (None, Vec::new()));
+
+    let repeats = |trial: u32, steps: [Option<u64>; 3]| -> Vec<TrialRecord> {
+        let numbered = (1..).zip(steps).map(|(n, steps)| match steps {
+            Some(steps) => record(repeat_number(trial, n), Complete, steps, 0.1),
+            None => record(repeat_number(trial, n), Incomplete, 1280, 0.2),
+        });
+        numbered.collect()
+    };
+    results.append(&repeats(2, [Some(320), None, None])).unwrap();
+    // One seed of the other one is not enough to judge it by.
+    results.append(&repeats(4, [Some(352), Some(336), Some(368)])[..1]).unwrap();
+    assert_eq!((cell(&results).steadiest_trial, cell(&results).seeds[1]), (Some(2), None));
+    results.append(&repeats(4, [Some(352), Some(336), Some(368)])[1..]).unwrap();
+    let found = cell(&results);
+    assert_eq!((found.k_star, found.best_trial, found.steadiest_trial), (Some(320), Some(2), Some(4)));
+    assert_eq!((found.seeds, found.steadiest["lr"]), (vec![Some(352), Some(336), Some(368)], 4.0));
+    assert_eq!((found.best["lr"], found.complete), (2.0, 1));
 }
 
 #[test]
