@@ -14,8 +14,8 @@ For each sparsity and number of ranks
 between which they are interpolated in logarithms, as the batch is. Time is that of steps alone, evaluations left out, on both sides. --batch 0 takes the power of two in the middle of the
 widest gap between the study's batches.
 
-A K* is the least of many trials, and a new run has no such luck: ask the study to repeat its best trials (`--set search.seeds=9 --set search.finalists=3`), of which the one with
-the least median then counts.
+A K* is the least of many trials, and a new run has no such luck: ask the study to repeat its best trials (`--set search.seeds=9 --set search.finalists=3`), of which the
+steadiest then counts.
 """
 import argparse, json, math, os, signal, statistics, subprocess, sys, time, tomllib
 

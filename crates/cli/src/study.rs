@@ -124,6 +124,9 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
         ended = search.widen_ranges(&mut results, &mut progress)?;
     }
     if ended && arguments.shard.is_none() {
+        // Their number and their speed are their own.
+        progress.finish();
+        progress = StudyProgressPrinter::new();
         ended = search.repeat_best(&mut results, &mut progress)?;
     }
     progress.finish();

@@ -77,7 +77,7 @@ pub struct Bracket {
     method: SearchMethod,
     cut: bool,
     /// Whether trials that reach the goal bound the others.
-    is_search: bool,
+    pub is_search: bool,
     budget: u64,
     eval_every: u64,
     chance_level: f64,

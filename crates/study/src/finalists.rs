@@ -1,9 +1,8 @@
 //! The first trials of a cell run again with other seeds. The trial of K* is the luckiest of many, often one
-//! that another seed would not bring to the goal; whoever trains such a network wants the hyperparameters whose
-//! steps are fewest in the median.
+//! that another seed would not bring to the goal, or only after three times the steps; whoever trains such a
+//! network wants the hyperparameters that take the fewest steps for a success, failures included.
 
 use crate::file::{Cell, Study};
-use crate::fit;
 use crate::results::Results;
 use crate::trial::{TrialRecord, TrialStatus, repeat_number};
 
@@ -34,15 +33,20 @@ pub fn of_cell<'a>(study: &Study, results: &'a Results, cell: Cell) -> Vec<&'a T
     records
 }
 
-/// Of those that were run with the most seeds by now, the one whose median is least.
+/// Of those that were run with the most seeds by now, the one that takes the fewest steps for each seed that
+/// reached the goal, with the steps of those that did not.
 pub fn steadiest<'a>(study: &Study, results: &'a Results, cell: Cell) -> Option<Finalist<'a>> {
-    let seeds_of = |record: &'a TrialRecord| {
+    let with_cost = |record: &'a TrialRecord| {
         let repeats = (1..=study.search.seeds).map(|n| results.trial(cell, repeat_number(record.trial, n)));
-        let ended = repeats.flatten().filter(|repeat| repeat.status.is_final());
-        Finalist { record, seeds: ended.map(TrialRecord::result).collect() }
+        let ended: Vec<_> = repeats.flatten().filter(|repeat| repeat.status.is_final()).collect();
+        let seeds: Vec<_> = ended.iter().map(|repeat| repeat.result()).collect();
+        let steps: u64 = ended.iter().map(|repeat| repeat.steps).sum();
+        // Infinite where none reached it.
+        let cost = steps as f64 / seeds.iter().flatten().count() as f64;
+        (Finalist { record, seeds }, cost)
     };
-    let finalists: Vec<Finalist> = of_cell(study, results, cell).into_iter().map(seeds_of).collect();
-    let most = finalists.iter().map(|finalist| finalist.seeds.len()).max().filter(|most| *most > 0)?;
-    let complete = finalists.into_iter().filter(|finalist| finalist.seeds.len() == most);
-    complete.min_by(|a, b| fit::median(&a.seeds).total_cmp(&fit::median(&b.seeds)))
+    let finalists: Vec<_> = of_cell(study, results, cell).into_iter().map(with_cost).collect();
+    let most = finalists.iter().map(|(finalist, _)| finalist.seeds.len()).max().filter(|most| *most > 0)?;
+    let complete = finalists.into_iter().filter(|(finalist, _)| finalist.seeds.len() == most);
+    complete.min_by(|(_, cost), (_, other)| cost.total_cmp(other)).map(|(finalist, _)| finalist)
 }

@@ -127,18 +127,13 @@ fn sorted(seeds: &[Option<u64>]) -> Vec<f64> {
     steps
 }
 
-/// The median of one or more seeds; infinite where half of them or more did not reach the goal.
-pub(crate) fn median(seeds: &[Option<u64>]) -> f64 {
-    let steps = sorted(seeds);
-    0.5 * (steps[(steps.len() - 1) / 2] + steps[steps.len() / 2])
-}
-
 /// Curves through what other seeds took, of the cells that have two or more of them and of which more than half
 /// reached the goal.
 fn repeat_curves(cells: &[CellSteps]) -> Option<RepeatCurves> {
     let repeated = cells.iter().filter(|cell| cell.repeats.len() > 1).filter_map(|cell| {
-        let median = median(cell.repeats);
-        median.is_finite().then(|| (cell.batch, sorted(cell.repeats), median))
+        let steps = sorted(cell.repeats);
+        let median = 0.5 * (steps[(steps.len() - 1) / 2] + steps[steps.len() / 2]);
+        median.is_finite().then_some((cell.batch, steps, median))
     });
     let repeated: Vec<(f64, Vec<f64>, f64)> = repeated.collect();
     let through = |steps: &dyn Fn(&[f64], f64) -> f64| {

@@ -53,8 +53,8 @@ pub struct SearchProgress {
     pub done: usize,
     /// All trials of it.
     pub trials: usize,
-    /// Those of cells that are over. The trials of a cell end together when its K* is known, so these say how
-    /// fast a study is.
+    /// Those that say how fast a study is: of cells that are over, since the trials of a cell end together when
+    /// its K* is known, and all that repeat best ones.
     pub settled: usize,
     /// K* of the cell that was reported last, as far as it is known.
     pub best: Option<u64>,
@@ -294,9 +294,10 @@ impl<'a> SearchState<'a> {
         }
         let best = self.brackets[index].k_star();
         let (mut done, mut trials, mut settled) = (0, 0, 0);
-        for (ended, all) in self.brackets.iter().map(Bracket::progress) {
+        for bracket in &self.brackets {
+            let (ended, all) = bracket.progress();
             (done, trials) = (done + ended, trials + all);
-            settled += if ended == all { all } else { 0 };
+            settled += if bracket.is_search && ended < all { 0 } else { ended };
         }
         for record in &records {
             self.observer.trial_updated(record, SearchProgress { done, trials, settled, best });

@@ -65,8 +65,8 @@ pub struct CellSummary {
     pub best: BTreeMap<String, f64>,
     /// Its number.
     pub best_trial: Option<u32>,
-    /// The same of the trial that takes the fewest steps in the median of other seeds, where best trials were run
-    /// with any.
+    /// The same of the trial that takes the fewest steps for a success with other seeds, where best trials were
+    /// run with any.
     pub steadiest: BTreeMap<String, f64>,
     /// Its number.
     pub steadiest_trial: Option<u32>,

@@ -9,11 +9,9 @@ use espalier_plan::cluster::merge::{self, ClusterSection};
 use espalier_plan::config::RunFile;
 use espalier_plan::device::DeviceKind;
 use espalier_plan::simulate::{Calibrated, Candidate, MeasuredRun};
-use espalier_plan::spec::Input;
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::cuda::Cuda;
 use espalier_train::Error;
-use espalier_train::run::metric_record::{MetricRecord, StepRecord};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -27,6 +25,12 @@ use crate::run_file::{in_file, read_run, resolve};
 #[derive(Deserialize)]
 struct PlanJsonFacts {
     facts: DataFacts,
+}
+
+/// What of summary.json says how long a step took.
+#[derive(Deserialize)]
+struct SummaryStep {
+    step_ms: Option<f64>,
 }
 
 /// Refits, writes and says what changed by how much.
@@ -91,27 +95,10 @@ fn finished(folder: &Path) -> Result<MeasuredRun> {
     let plan = Plan::new(resolve(run_file, &path)?, facts).map_err(Error::Plan)?;
     let unknown = || refused("its layout is one that the planner does not know".into());
     let candidate = Candidate::of(&plan).ok_or_else(unknown)?;
-    let seconds = step_seconds(&plan, &read("metrics.jsonl")?)
-        .ok_or_else(|| refused("metrics.jsonl has no step with a rate: the run is too short".into()))?;
-    Ok(MeasuredRun { plan, candidate, seconds })
-}
-
-/// The median time of a step, by the rates in the lines of `metrics.jsonl`: each is that of the steps before
-/// it.
-fn step_seconds(plan: &Plan, metrics: &str) -> Option<f64> {
-    let samples = plan.batch.samples as f64;
-    let tokens = match plan.model.input {
-        Input::Tokens { seq, .. } => samples * seq as f64,
-        Input::Image { .. } => samples,
-    };
-    let of_line = |line: &str| match serde_json::from_str(line).ok()? {
-        MetricRecord::Step(StepRecord { tokens_per_s: Some(rate), .. }) => Some(tokens / rate),
-        MetricRecord::Step(StepRecord { images_per_s: Some(rate), .. }) => Some(samples / rate),
-        _ => None,
-    };
-    let mut times: Vec<f64> = metrics.lines().filter_map(of_line).filter(|time| time.is_finite()).collect();
-    times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied()
+    let SummaryStep { step_ms } = serde_json::from_str(&read("summary.json")?)
+        .map_err(|why| refused(format!("summary.json is not that of a run: {why}")))?;
+    let step_ms = step_ms.ok_or_else(|| refused("its run is too short: no step was timed".into()))?;
+    Ok(MeasuredRun { plan, candidate, seconds: 1e-3 * step_ms })
 }
 
 /// Whether a run computed on a GPU, as far as it can be known: one that left it open did where there is one.
