@@ -52,7 +52,7 @@ pub fn of_curve(curve: &ConvergenceCurve) -> String {
     let interval = match curve.interval_source() {
         IntervalSource::Seeds(seeds) => {
             format!(
-                "expected {}, the median of {seeds} other seeds, whose least and most are the intervals",
+                "expected {}, the median of {seeds} or more other seeds a batch, whose least and most are the intervals",
                 steps(curve.expected())
             )
         }
