@@ -124,7 +124,7 @@ fn steps_to_result(arguments: &StudyArguments) -> Result<ExitCode> {
         ended = search.widen_ranges(&mut results, &mut progress)?;
     }
     if ended && arguments.shard.is_none() {
-        // Their number and their speed are their own.
+        // Repeats are counted, and their time left is guessed, without the trials before.
         progress.finish();
         progress = StudyProgressPrinter::new();
         ended = search.repeat_best(&mut results, &mut progress)?;

@@ -99,9 +99,9 @@ pub struct SearchConfig {
     pub steps: u64,
     /// Steps between validations: what K* is a multiple of.
     pub eval_every: u64,
-    /// How often the best trial of each cell is run again, each time with another seed.
+    /// How often a finalist is run again, each time with another seed.
     pub seeds: u32,
-    /// How many of its trials are, not the best one alone.
+    /// How many of the first trials of each cell are.
     pub finalists: u32,
     /// The hyperparameters.
     pub ranges: Vec<SearchRange>,
@@ -308,7 +308,11 @@ fn read_search(section: &mut Section) -> Result<SearchConfig, Error> {
         return Err(Error::Conflict { field: "search.ranges".into(), problem });
     }
     let (method, cut, trials) = (values.get("method"), values.get("cut"), values.get("trials"));
-    let (seeds, finalists) = (values.get("seeds"), values.get("finalists"));
+    let (seeds, finalists): (u32, u32) = (values.get("seeds"), values.get("finalists"));
+    if finalists > 1 && seeds == 0 {
+        let problem = "is how many trials are run again with other seeds, and `search.seeds` is 0".into();
+        return Err(Error::Conflict { field: "search.finalists".into(), problem });
+    }
     Ok(SearchConfig { method, cut, trials, steps, eval_every, seeds, finalists, ranges })
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Fitted in relative least squares, sum of ((c1/B + c2)/K - 1)^2 over the cells: K* spans two orders of
 //! magnitude, and a step more or less matters by its fraction of K*. That is linear in c1 and c2. K* is the
-//! least of many trials, and nobody knows what another hundred would have found; what is known, where the best
+//! least of many trials, and nobody knows what another hundred would have found; what is known, where best
 //! trials were run again with other seeds, is what curves go through their steps: through the median of each
 //! cell, the least and the most.
 
@@ -19,14 +19,14 @@ pub struct StepsAtBatch {
     pub steps: f64,
 }
 
-/// What the best trial of a cell came to.
+/// What the trials of a cell came to.
 #[derive(Debug, Clone, Copy)]
 pub struct CellSteps<'a> {
     /// Samples in a step.
     pub batch: f64,
-    /// Steps of that trial.
+    /// Steps of the best one.
     pub k_star: f64,
-    /// Its steps with other seeds; none where it did not reach the goal.
+    /// Steps of the steadiest one with other seeds; none where it did not reach the goal.
     pub repeats: &'a [Option<u64>],
 }
 
@@ -50,7 +50,7 @@ pub struct Fit {
     pub curve: StepsCurve,
     /// c1/c2, where twice the batch first takes more than three quarters of the steps.
     pub critical_batch: Option<f64>,
-    /// The least and the largest of the curves of other seeds, where there are two or more of each cell.
+    /// The least and the largest of the curves of other seeds, where there are some.
     pub c1_interval: Option<[f64; 2]>,
     /// The same.
     pub c2_interval: Option<[f64; 2]>,

@@ -11,7 +11,7 @@ use espalier_plan::device::DeviceKind;
 use espalier_plan::simulate::{Calibrated, Candidate, MeasuredRun};
 use espalier_plan::{DataFacts, Plan};
 use espalier_tensor::cuda::Cuda;
-use espalier_train::Error;
+use espalier_train::{Error, RunSummary};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -25,12 +25,6 @@ use crate::run_file::{in_file, read_run, resolve};
 #[derive(Deserialize)]
 struct PlanJsonFacts {
     facts: DataFacts,
-}
-
-/// What of summary.json says how long a step took.
-#[derive(Deserialize)]
-struct SummaryStep {
-    step_ms: Option<f64>,
 }
 
 /// Refits, writes and says what changed by how much.
@@ -95,7 +89,7 @@ fn finished(folder: &Path) -> Result<MeasuredRun> {
     let plan = Plan::new(resolve(run_file, &path)?, facts).map_err(Error::Plan)?;
     let unknown = || refused("its layout is one that the planner does not know".into());
     let candidate = Candidate::of(&plan).ok_or_else(unknown)?;
-    let SummaryStep { step_ms } = serde_json::from_str(&read("summary.json")?)
+    let RunSummary { step_ms, .. } = serde_json::from_str(&read("summary.json")?)
         .map_err(|why| refused(format!("summary.json is not that of a run: {why}")))?;
     let step_ms = step_ms.ok_or_else(|| refused("its run is too short: no step was timed".into()))?;
     Ok(MeasuredRun { plan, candidate, seconds: 1e-3 * step_ms })

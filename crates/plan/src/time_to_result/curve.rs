@@ -32,10 +32,10 @@ pub struct ConvergenceCurve {
     pub repeats: Option<RepeatCurves>,
 }
 
-/// `[c1, c2]` of curves through the steps that the best trial of each cell took with other seeds.
+/// `[c1, c2]` of curves through the steps that the steadiest trial of each cell took with other seeds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RepeatCurves {
-    /// How many of them each cell has at least.
+    /// How many of them each of these cells has at least.
     pub seeds: usize,
     /// Through their medians, in which a run that did not reach the goal is slower than all that did.
     pub median: [f64; 2],

@@ -103,6 +103,7 @@ fn mistakes_get_a_sentence_that_names_the_field() {
         search.method=sobel => `search.method` must be "sobol" or "halving", got "sobel"; did you mean `sobol`?
         search.eval_every=5000 => `search.eval_every` is 5000, above `search.steps` = 1000: no trial would be measured
         search.sparsity=1 => `search.sparsity` is not a field
+        search.finalists=2 => `search.finalists` is how many trials are run again with other seeds, and `search.seeds` is 0
         search.ranges.learning_rate.peak.log=[0.1, 1] => `search.ranges` has `learning_rate.peak` twice, in quotes and as a section
         run.seed=3 => `run.seed` has no effect in a study: the trial's number decides it
         run.train.batch=3 => `run.train.batch` has no effect in a study: `cells.batches` decides it

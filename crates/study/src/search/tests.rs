@@ -13,11 +13,14 @@ struct Listener<'a> {
     records: Vec<TrialRecord>,
     widened: Vec<String>,
     stop: Option<(usize, &'a AtomicBool)>,
+    /// Trials that have ended, and those that say how fast the study is.
+    ended: Vec<(usize, usize)>,
 }
 
 impl StudyObserver for Listener<'_> {
-    fn trial_updated(&mut self, record: &TrialRecord, _: SearchProgress) {
+    fn trial_updated(&mut self, record: &TrialRecord, progress: SearchProgress) {
         self.records.push(record.clone());
+        self.ended.push((progress.done, progress.settled));
         if let Some((after, stop)) = self.stop {
             stop.store(self.records.len() >= after, Ordering::Relaxed);
         }
@@ -291,7 +294,9 @@ fn best_trials_are_repeated_with_other_seeds() {
     assert!(before.cells.iter().all(|cell| cell.seeds.is_empty()));
     assert_eq!(before.fits[0].fit.c1_interval, None);
     let search = search(&study, &landscape, 2);
-    search.repeat_best(&mut results, &mut Listener::default()).unwrap();
+    let mut listener = Listener::default();
+    search.repeat_best(&mut results, &mut listener).unwrap();
+    assert!(!listener.ended.is_empty() && listener.ended.iter().all(|(done, settled)| done == settled));
     // Read again from the disk, and nothing more to do.
     let mut results = Results::open(folder.path(), &study).unwrap();
     let taken = landscape.steps_taken.load(Ordering::Relaxed);
@@ -347,9 +352,10 @@ fn the_steadiest_of_the_best_trials_is_what_a_new_run_should_take() {
     };
     results.append(&repeats(2, [Some(320), None, None])).unwrap();
     // One seed of the other one is not enough to judge it by.
-    results.append(&repeats(4, [Some(352), Some(336), Some(368)])[..1]).unwrap();
+    let others = repeats(4, [Some(352), Some(336), Some(368)]);
+    results.append(&others[..1]).unwrap();
     assert_eq!((cell(&results).steadiest_trial, cell(&results).seeds[1]), (Some(2), None));
-    results.append(&repeats(4, [Some(352), Some(336), Some(368)])[1..]).unwrap();
+    results.append(&others[1..]).unwrap();
     let found = cell(&results);
     assert_eq!((found.k_star, found.best_trial, found.steadiest_trial), (Some(320), Some(2), Some(4)));
     assert_eq!((found.seeds, found.steadiest["lr"]), (vec![Some(352), Some(336), Some(368)], 4.0));
