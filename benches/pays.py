@@ -12,7 +12,7 @@ machine, the texts may be compressed (`xz`); they are unpacked where they are ne
 `run` trains the rows that DIR/pays.jsonl lacks, one after the other: dense 6 x 384; its 80 and 90 % by gradual pruning, RigL and ELSA; dense networks of as many
 weights as these keep, and of as many bytes of training state as RigL has at its peak (gradual and ELSA hold more than dense training until they have pruned). The
 learning rate of each (and gradual's `by_density`, ELSA's penalty) is searched at the shortest length, and the best is taken at the others. Length is counted in bytes for each parameter of the dense network,
-the same for all; text that is shorter is gone through more than once, and the table says how often. After --seconds it stops (a run under way is saved and resumed
+the same for all; text that is shorter is gone through more than once, and the table says how often. --rates tries other peak rates at longer lengths too. After --seconds it stops (a run under way is saved and resumed
 by the next call) and exits with 3 if rows are left. --only picks rows by their names, as `--list` prints them.
 
 `parity` trains 12 x 768 for 900 steps, dense and pruned gradually to 90 %, here and by the peer torch_gradual.py: three seeds each, on the same 512 windows of held-out text, into DIR/parity.jsonl.
@@ -157,10 +157,11 @@ threads = {int(options.small)}
 
     def trials(self, network, extras, length):
         """The settings that a network is tried with, as far as they are known: at the shortest length rates, twice the largest or half of the smallest while that is
-        the best, and then what else is searched, at the best of them."""
+        the best, and then what else is searched, at the best of them; at longer ones the best of these, and the rates that were asked for."""
         if length != min(self.lengths):
             best = self.best(network, extras)
-            return [best] if best else []
+            others = [[f"learning_rate.peak={rate:g}", *best[1:]] for rate in self.options.rates] if best else []
+            return [best] * bool(best) + [trial for trial in others if trial != best]
         rates, trial = list(RATES), lambda rate: [f"learning_rate.peak={rate:g}"]
         while True:
             found = {rate: self.table.rows.get(self.name(network, length, 1, trial(rate))) for rate in rates}
@@ -331,6 +332,11 @@ def panel(curves, x0, width, title):
     return out, height + below
 
 
+def said(row):
+    """What was searched, in short."""
+    return " ".join(setting.partition(".")[2] for setting in row["settings"])
+
+
 def show(options):
     """A table, and a picture with a panel for each sparsity."""
     rows = list(Table(os.path.join(options.work, "pays.jsonl")).rows.values())
@@ -345,12 +351,18 @@ def show(options):
                 best[row["network"]] = row
     # Not of a network whose rate has still to be found.
     found, order = [name for name in rates if len(rates[name]) >= len(RATES)], lambda name: (name != "dense", "80 %" in name, name.startswith("dense"), name)
-    points = {}
+    points, settings_at = {}, {}
     for name in sorted(found, key=order):
         for length in lengths:
-            losses = [row["loss"] for row in rows if row["network"] == name and row["length"] == length and row["settings"] == best[name]["settings"]]
+            # By settings: the best at this length, where others than that of the shortest were tried.
+            losses = {}
+            for row in rows:
+                if row["network"] == name and row["length"] == length:
+                    losses.setdefault(said(row), []).append(row["loss"])
             if losses:
-                points.setdefault(name, []).append((length, sum(losses) / len(losses), min(losses), max(losses)))
+                settings, of_seeds = min(losses.items(), key=lambda item: sum(item[1]) / len(item[1]))
+                points.setdefault(name, []).append((length, sum(of_seeds) / len(of_seeds), min(of_seeds), max(of_seeds)))
+                settings_at[name, length] = settings
     print(f"{text['train']['bytes']:,} unique bytes of {text['train']['packages']} packages, validated on {text['held-out']['bytes']:,} bytes of "
           f"{text['held-out']['packages']} others; nats a byte\n")
     epochs = {row["length"]: row["trained_on"]["epochs"] for row in rows}
@@ -360,9 +372,10 @@ def show(options):
     for name, curve in points.items():
         row, at = best[name], {x: (mean, least, most) for x, mean, least, most in curve}
         kept = row["trained_on"]["tokens"] / row["trained_on"]["per_kept_parameter"] if row["trained_on"]["tokens"] else row["kept"]
-        cell = lambda x: "-" if x not in at else f"{at[x][0]:.4f}" + (f" ({at[x][1]:.4f} to {at[x][2]:.4f})" if at[x][2] > at[x][1] else "")
+        cell = lambda x: "-" if x not in at else f"{at[x][0]:.4f}" + (f" ({at[x][1]:.4f} to {at[x][2]:.4f})" if at[x][2] > at[x][1] else "") + \
+            (f" with {settings_at[name, x]}" if settings_at[name, x] != said(row) else "")
         print(f"| {name} | {kept:,.0f} | {megabytes(row['state_peak']['before'])} MB, {megabytes(row['state_peak']['after'])} MB | "
-              f"{' '.join(setting.partition('.')[2] for setting in row['settings'])} | " + " | ".join(cell(x) for x in lengths) + " |")
+              f"{said(row)} | " + " | ".join(cell(x) for x in lengths) + " |")
     if options.out:
         wide, parts, tall, x = 460, [], 0, 0
         for percent in ("80 %", "90 %"):
@@ -386,6 +399,7 @@ def main():
     arguments.add_argument("--peers", help="the folder with torch_gradual.py")
     arguments.add_argument("--only", default="", help="a regular expression for the names of rows")
     arguments.add_argument("--lengths", type=int, nargs="+", help="bytes for each parameter of the dense network")
+    arguments.add_argument("--rates", type=float, nargs="+", default=[], help="other peak rates to try at longer lengths, besides the best at the shortest")
     arguments.add_argument("--seconds", type=float, default=1e6, help="stop after so long")
     arguments.add_argument("--torch-seconds", type=float, default=200, help="how long a run of the peer takes at most")
     arguments.add_argument("--list", action="store_true", help="print the rows, and train none")
