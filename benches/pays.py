@@ -298,6 +298,13 @@ class Parity(Bench):
         return float(re.findall(r"val ([0-9.]+)", done.stdout)[-1])
 
 
+def label(network):
+    """The name of a network, for people."""
+    for short, long in [("dense, weights of", "dense, as many weights as"), ("dense, memory of", "dense, as much state as RigL at"), ("rigl", "RigL"), ("elsa", "ELSA")]:
+        network = network.replace(short, long)
+    return network
+
+
 def panel(curves, x0, width, title):
     """Loss over bytes a dense parameter, on a logarithmic axis. curves: name -> [(length, mean, least, most)]."""
     height, left, right, top = 380, 58, 12, 40
@@ -328,7 +335,7 @@ def panel(curves, x0, width, title):
                 out.append(f'<line x1="{across(x):.1f}" x2="{across(x):.1f}" y1="{up(least):.1f}" y2="{up(most):.1f}" stroke="{colour}"/>')
         y = height + 62 + 16 * i
         out.append(f'<line x1="{x0 + left}" x2="{x0 + left + 26}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" stroke-width="2.5"{dashed}/>')
-        out.append(f'<text x="{x0 + left + 34}" y="{y}">{escape(name)}</text>')
+        out.append(f'<text x="{x0 + left + 34}" y="{y}">{escape(label(name))}</text>')
     return out, height + below
 
 
@@ -374,7 +381,7 @@ def show(options):
         kept = row["trained_on"]["tokens"] / row["trained_on"]["per_kept_parameter"] if row["trained_on"]["tokens"] else row["kept"]
         cell = lambda x: "-" if x not in at else f"{at[x][0]:.4f}" + (f" ({at[x][1]:.4f} to {at[x][2]:.4f})" if at[x][2] > at[x][1] else "") + \
             (f" with {settings_at[name, x]}" if settings_at[name, x] != said(row) else "")
-        print(f"| {name} | {kept:,.0f} | {megabytes(row['state_peak']['before'])} MB, {megabytes(row['state_peak']['after'])} MB | "
+        print(f"| {label(name)} | {kept:,.0f} | {megabytes(row['state_peak']['before'])} MB, {megabytes(row['state_peak']['after'])} MB | "
               f"{said(row)} | " + " | ".join(cell(x) for x in lengths) + " |")
     if options.out:
         wide, parts, tall, x = 460, [], 0, 0

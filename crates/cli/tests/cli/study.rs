@@ -59,6 +59,11 @@ pub fn ended_study(folder: &Path) {
     done(folder, "--json");
 }
 
+/// The same, its best trials run again with three other seeds.
+pub fn repeated_study(folder: &Path) {
+    done(folder, "--set search.seeds=3 --json");
+}
+
 fn command(folder: &Path, arguments: &str) -> Command {
     espalier_command(folder, &format!("study study.toml {arguments}"))
 }

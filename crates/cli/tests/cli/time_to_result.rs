@@ -7,7 +7,7 @@ use std::process::Output;
 use serde_json::{Value, json};
 
 use crate::report::report;
-use crate::study::ended_study;
+use crate::study::{ended_study, repeated_study};
 use crate::{
     TestDir, assert_contains, espalier, json_of, outputs, refused, refused_each, root, stderr, stdout,
     succeeded,
@@ -136,6 +136,43 @@ fn a_study_that_is_not_finished_is_used_and_said() {
     }
     let words = ["`--study` has no K* yet at two batch sizes of one sparsity (0 of 24 trials are finished)"];
     refused(plan(&folder, "--study out/tiny"), &words);
+}
+
+/// Of best trials with other seeds, two of a cell's three.
+#[test]
+fn repeats_that_missed_the_goal_are_said() {
+    let folder = TestDir::new();
+    repeated_study(&folder);
+    let path = folder.join("out/tiny/trials-0001.jsonl");
+    let lines = fs::read_to_string(&path).unwrap();
+    let mut lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let is_repeat = |line: &&mut Value| line["trial"].as_u64().is_some_and(|trial| trial >= 1 << 31);
+    let of_cell = |line: &&mut Value| line["batch"] == 8 && line["sparsity"] == 0.0;
+    for line in lines.iter_mut().filter(is_repeat).filter(of_cell).take(2) {
+        line["status"] = "incomplete".into();
+    }
+    let repeats: Vec<_> = lines.iter_mut().filter(is_repeat).collect();
+    let missed = repeats.iter().filter(|line| line["status"] != "complete").count();
+    let notes = [
+        format!("note: {missed} of {} repeats of best trials did not reach the goal", repeats.len()),
+        "note: half of the repeats or more did not reach the goal at batch 8 at sparsity 0".into(),
+    ];
+    assert!(repeats.len() == 12 && missed >= 2, "{missed} of {}", repeats.len());
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(&path, text).unwrap();
+    let output = succeeded(plan(&folder, "--study out/tiny --gpus 1 --batches 8"));
+    assert_contains(&stderr(&output), &notes.each_ref().map(String::as_str));
+}
+
+/// A batch of 4, 4 stages and 4 heads are 64 ranks.
+#[test]
+fn more_gpus_than_a_network_can_be_split_over_are_said() {
+    let asked = "runs/hello.toml --cluster dgx-h100 --steps-to-result 64000,500 --batches 4 --gpus 64,128";
+    let output = succeeded(plan(&root(), asked));
+    let least = "data 4 x pipeline 4 x tensor 8";
+    let why = "`parallel.tensor` is 8, but an attention has 4 heads";
+    assert_contains(&stderr(&output), &["note: nothing runs on 128 GPUs: `parallel`: no layout", least, why]);
+    assert_contains(&stdout(&output), &["64 GPUs"]);
 }
 
 #[test]

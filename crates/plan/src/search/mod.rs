@@ -91,15 +91,19 @@ impl LayoutSearch<'_> {
         let candidates = choices::candidates(self)?;
         let count = candidates.len();
         let mut bounded = Vec::new();
-        let mut unbuilt = None;
+        let mut unbuilt: Option<(Candidate, Error)> = None;
         for candidate in candidates {
             match self.bound(&candidate) {
                 Ok(seconds) => bounded.push(Bounded { candidate, seconds }),
-                Err(why) => unbuilt = unbuilt.or(Some(why)),
+                // The model's own limits are on tensor ranks.
+                Err(why) if unbuilt.as_ref().is_none_or(|(other, _)| candidate.tensor < other.tensor) => {
+                    unbuilt = Some((candidate, why));
+                }
+                Err(_) => {}
             }
         }
-        if let Some(why) = unbuilt.filter(|_| bounded.is_empty()) {
-            return Err(why);
+        if let Some((candidate, why)) = unbuilt.filter(|_| bounded.is_empty()) {
+            return Err(self.none_can_be_built(&candidate, why));
         }
         bounded.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let mut found = FoundLayouts::default();
@@ -127,6 +131,18 @@ impl LayoutSearch<'_> {
         too_large.sort_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds));
         let smallest = found.smallest.filter(|_| ranked.is_empty());
         Ok(SearchResult { ranked, too_large, smallest, candidates: count, simulated: found.simulated })
+    }
+
+    /// Why not the one with the fewest tensor ranks, of a search that a person did not tell their number.
+    fn none_can_be_built(&self, candidate: &Candidate, why: Error) -> Error {
+        if self.fixed.tensor.is_some() {
+            return why;
+        }
+        let (devices, batch) = (self.devices, self.job.plan.batch.samples);
+        Error::Ranks(format!(
+            "no layout of {devices} devices for a batch of {batch} can be built, not even the one with the \
+             fewest tensor-parallel ranks ({candidate}): {why}"
+        ))
     }
 
     /// Simulates a candidate, unless it is known to be of no use; whether it fits, or cannot be built.
