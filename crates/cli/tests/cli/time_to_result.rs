@@ -146,6 +146,8 @@ fn repeats_that_missed_the_goal_are_said() {
     let path = folder.join("out/tiny/trials-0001.jsonl");
     let lines = fs::read_to_string(&path).unwrap();
     let mut lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // Lines that people wrote have no checksum.
+    lines.iter_mut().for_each(|line| drop(line.as_object_mut().unwrap().remove("blake3")));
     let is_repeat = |line: &&mut Value| line["trial"].as_u64().is_some_and(|trial| trial >= 1 << 31);
     let of_cell = |line: &&mut Value| line["batch"] == 8 && line["sparsity"] == 0.0;
     for line in lines.iter_mut().filter(is_repeat).filter(of_cell).take(2) {
