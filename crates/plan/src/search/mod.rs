@@ -133,9 +133,10 @@ impl LayoutSearch<'_> {
         Ok(SearchResult { ranked, too_large, smallest, candidates: count, simulated: found.simulated })
     }
 
-    /// Why not the one with the fewest tensor ranks, of a search that a person did not tell their number.
+    /// Why not the candidate with the fewest tensor ranks; in the error's own words where they are a person's choice,
+    /// or not to blame.
     fn none_can_be_built(&self, candidate: &Candidate, why: Error) -> Error {
-        if self.fixed.tensor.is_some() {
+        if self.fixed.tensor.is_some() || candidate.tensor == 1 {
             return why;
         }
         let (devices, batch) = (self.devices, self.job.plan.batch.samples);
