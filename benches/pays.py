@@ -67,6 +67,11 @@ class Table:
             file.write(json.dumps(row) + "\n")
 
 
+def said(settings):
+    """Settings without their sections."""
+    return " ".join(setting.partition(".")[2] for setting in settings)
+
+
 def parameters(layers, width, context):
     return layers * (12 * width**2 + 13 * width) + (256 + context) * width + 2 * width
 
@@ -160,8 +165,10 @@ threads = {int(options.small)}
         the best, and then what else is searched, at the best of them; at longer ones the best of these, and the rates that were asked for."""
         if length != min(self.lengths):
             best = self.best(network, extras)
-            others = [[f"learning_rate.peak={rate:g}", *best[1:]] for rate in self.options.rates] if best else []
-            return [best] * bool(best) + [trial for trial in others if trial != best]
+            if not best:
+                return []
+            others = [[f"learning_rate.peak={rate:g}", *best[1:]] for rate in self.options.rates]
+            return [best, *(trial for trial in others if trial != best)]
         rates, trial = list(RATES), lambda rate: [f"learning_rate.peak={rate:g}"]
         while True:
             found = {rate: self.table.rows.get(self.name(network, length, 1, trial(rate))) for rate in rates}
@@ -182,7 +189,7 @@ threads = {int(options.small)}
         return min(found, key=lambda row: row["loss"])["settings"] if all(found) else None
 
     def name(self, network, length, seed, trial):
-        return f"{network}, {length} bytes, seed {seed}, {' '.join(setting.partition('.')[2] for setting in trial)}"
+        return f"{network}, {length} bytes, seed {seed}, {said(trial)}"
 
     def rows(self):
         """Every row that can be named by now: those of longer runs once the rate is known."""
@@ -306,7 +313,7 @@ def label(network):
 
 
 def panel(curves, x0, width, title):
-    """Loss over bytes a dense parameter, on a logarithmic axis. curves: name -> [(length, mean, least, most)]."""
+    """Loss over bytes a dense parameter, on a logarithmic axis. curves: name -> [(length, mean, least, most, settings)]."""
     height, left, right, top = 380, 58, 12, 40
     below = 78 + 16 * len(curves)
     xs = sorted({point[0] for points in curves.values() for point in points})
@@ -327,9 +334,9 @@ def panel(curves, x0, width, title):
     out.append(f'<text x="{x0 + left + (width - left - right) / 2:.1f}" y="{height + 38}" text-anchor="middle">bytes for each parameter of the dense network</text>')
     for i, (name, points) in enumerate(curves.items()):
         colour, dashed = COLOURS[i % len(COLOURS)], ' stroke-dasharray="5 4"' if name.startswith("dense") else ""
-        path = " ".join(f"{across(x):.1f},{up(mean):.1f}" for x, mean, _, _ in points)
+        path = " ".join(f"{across(x):.1f},{up(mean):.1f}" for x, mean, *_ in points)
         out.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"{dashed}/>')
-        for x, mean, least, most in points:
+        for x, mean, least, most, _ in points:
             out.append(f'<circle cx="{across(x):.1f}" cy="{up(mean):.1f}" r="3" fill="{colour}"/>')
             if most > least:
                 out.append(f'<line x1="{across(x):.1f}" x2="{across(x):.1f}" y1="{up(least):.1f}" y2="{up(most):.1f}" stroke="{colour}"/>')
@@ -337,11 +344,6 @@ def panel(curves, x0, width, title):
         out.append(f'<line x1="{x0 + left}" x2="{x0 + left + 26}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" stroke-width="2.5"{dashed}/>')
         out.append(f'<text x="{x0 + left + 34}" y="{y}">{escape(label(name))}</text>')
     return out, height + below
-
-
-def said(row):
-    """What was searched, in short."""
-    return " ".join(setting.partition(".")[2] for setting in row["settings"])
 
 
 def show(options):
@@ -358,18 +360,17 @@ def show(options):
                 best[row["network"]] = row
     # Not of a network whose rate has still to be found.
     found, order = [name for name in rates if len(rates[name]) >= len(RATES)], lambda name: (name != "dense", "80 %" in name, name.startswith("dense"), name)
-    points, settings_at = {}, {}
+    points = {}
     for name in sorted(found, key=order):
         for length in lengths:
             # By settings: the best at this length, where others than that of the shortest were tried.
             losses = {}
             for row in rows:
                 if row["network"] == name and row["length"] == length:
-                    losses.setdefault(said(row), []).append(row["loss"])
+                    losses.setdefault(said(row["settings"]), []).append(row["loss"])
             if losses:
                 settings, of_seeds = min(losses.items(), key=lambda item: sum(item[1]) / len(item[1]))
-                points.setdefault(name, []).append((length, sum(of_seeds) / len(of_seeds), min(of_seeds), max(of_seeds)))
-                settings_at[name, length] = settings
+                points.setdefault(name, []).append((length, sum(of_seeds) / len(of_seeds), min(of_seeds), max(of_seeds), settings))
     print(f"{text['train']['bytes']:,} unique bytes of {text['train']['packages']} packages, validated on {text['held-out']['bytes']:,} bytes of "
           f"{text['held-out']['packages']} others; nats a byte\n")
     epochs = {row["length"]: row["trained_on"]["epochs"] for row in rows}
@@ -377,12 +378,13 @@ def show(options):
     print("|---" * (len(lengths) + 4) + "|")
     megabytes = lambda of: f"{of['measured'] / 1e6:.1f}"
     for name, curve in points.items():
-        row, at = best[name], {x: (mean, least, most) for x, mean, least, most in curve}
+        row, at = best[name], {x: of_length for x, *of_length in curve}
+        usual = said(row["settings"])
         kept = row["trained_on"]["tokens"] / row["trained_on"]["per_kept_parameter"] if row["trained_on"]["tokens"] else row["kept"]
         cell = lambda x: "-" if x not in at else f"{at[x][0]:.4f}" + (f" ({at[x][1]:.4f} to {at[x][2]:.4f})" if at[x][2] > at[x][1] else "") + \
-            (f" with {settings_at[name, x]}" if settings_at[name, x] != said(row) else "")
+            (f" with {at[x][3]}" if at[x][3] != usual else "")
         print(f"| {label(name)} | {kept:,.0f} | {megabytes(row['state_peak']['before'])} MB, {megabytes(row['state_peak']['after'])} MB | "
-              f"{said(row)} | " + " | ".join(cell(x) for x in lengths) + " |")
+              f"{usual} | " + " | ".join(cell(x) for x in lengths) + " |")
     if options.out:
         wide, parts, tall, x = 460, [], 0, 0
         for percent in ("80 %", "90 %"):

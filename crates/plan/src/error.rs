@@ -58,7 +58,7 @@ pub enum Error {
         /// `with optimizer.name = "adam"`
         why: String,
     },
-    /// A pipeline that no schedule fits, or other ranks than were started.
+    /// A pipeline that no schedule fits, more ranks than a network can be split over, or others than were started.
     #[error("`parallel`: {0}")]
     Ranks(String),
     /// Two settings, or a setting and the data, that contradict each other.

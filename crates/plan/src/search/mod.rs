@@ -133,8 +133,8 @@ impl LayoutSearch<'_> {
         Ok(SearchResult { ranked, too_large, smallest, candidates: count, simulated: found.simulated })
     }
 
-    /// Why not the candidate with the fewest tensor ranks; in the error's own words where they are a person's choice,
-    /// or not to blame.
+    /// Why not even the candidate with the fewest tensor ranks; in the error's own words where these are a
+    /// person's choice, or not to blame.
     fn none_can_be_built(&self, candidate: &Candidate, why: Error) -> Error {
         if self.fixed.tensor.is_some() || candidate.tensor == 1 {
             return why;
