@@ -41,8 +41,8 @@ fn bar(ranked: &[Estimate]) -> String {
             let surpassed = ranked.iter().find_map(|estimate| estimate.surpassed);
             let range = surpassed.map_or(String::new(), |best| {
                 format!(
-                    " The slower of two times is at {:.1} % of the peak, which no published run on such GPUs has \
-                     surpassed ({}).",
+                    " The slower of two times is at {:.1} % of the peak, which no published run on about as many such \
+                     GPUs has surpassed ({}).",
                     best.percent_of_peak, best.run
                 )
             });

@@ -62,7 +62,7 @@ impl Table {
     }
 
     /// The trivial planner beside ours: one rate for all, times the bubble. The rate is that of the rows that
-    /// constants were fitted to.
+    /// constants were fitted to; where there are none, that of all rows, which it would not know beforehand.
     pub fn baseline(&self) -> Vec<f64> {
         let ideal = |row: &Row| {
             let Candidate { pipeline, chunks, recompute, .. } = row.candidate;
@@ -71,7 +71,8 @@ impl Table {
             let micro_batches = row.candidate.micro_batches(batch).unwrap_or(1) * chunks.unwrap_or(1);
             flops * (1.0 + (pipeline - 1) as f64 / micro_batches as f64)
         };
-        let fitted = self.rows.iter().filter(|row| !row.held_out);
+        let unseen = self.rows.iter().all(|row| row.held_out);
+        let fitted = self.rows.iter().filter(|row| unseen || !row.held_out);
         let rates: Vec<f64> = fitted.map(|row| (ideal(row) / row.seconds).ln()).collect();
         let rate = (rates.iter().sum::<f64>() / rates.len() as f64).exp();
         self.rows.iter().map(|row| ideal(row) / rate).collect()
@@ -91,7 +92,11 @@ pub fn plan(
         "[model]\nname = \"gpt\"\nlayers = {layers}\nwidth = {width}\nheads = {heads}\nvocab = {vocab}\ncontext = {context}\n\
          [train]\nbatch = {batch}\nprecision = \"bf16\"\n{more}"
     );
-    Plan::new(RunFile::parse(&text, &[]).unwrap(), DataFacts::default()).unwrap()
+    resolved(&text)
+}
+
+fn resolved(text: &str) -> Plan {
+    Plan::new(RunFile::parse(text, &[]).unwrap(), DataFacts::default()).unwrap()
 }
 
 fn rows(text: &str) -> impl Iterator<Item = Vec<&str>> {
@@ -141,40 +146,97 @@ fn attention(engine: &mut EngineProfile) -> &mut f64 {
     }
 }
 
+/// MosaicML's runs on H100, of which every other size of model is held out.
 pub fn mosaic() -> Table {
     let text = include_str!("mosaic-h100.csv");
+    let held_out = |model: &str| ["30b", "7b", "1b"].contains(&model);
+    mosaic_on("MosaicML, H100", builtin("dgx-h100").unwrap(), text, held_out)
+}
+
+/// Later runs of theirs on 128 to 512 of them.
+pub fn mosaic_large() -> Table {
+    let text = include_str!("mosaic-h100-large.csv");
+    mosaic_on("MosaicML, 128 to 512 H100", builtin("dgx-h100").unwrap(), text, |_| true)
+}
+
+/// MosaicML's runs on A100 of 80 GB.
+pub fn mosaic_a100() -> Table {
+    let text = include_str!("mosaic-a100-80gb.csv");
+    mosaic_on("MosaicML, A100 80 GB", builtin("dgx-a100").unwrap(), text, |_| true)
+}
+
+/// The same on A100 of 40 GB, whose memory is slower too.
+pub fn mosaic_a100_40gb() -> Table {
+    let text = include_str!("mosaic-a100-40gb.csv");
+    let mut cluster = builtin("dgx-a100").unwrap();
+    (cluster.device.memory_gb, cluster.device.memory.gb_per_s) = (40.0, 1555.0);
+    mosaic_on("MosaicML, A100 40 GB", cluster, text, |_| true)
+}
+
+/// Runs of llm-foundry (its scripts/train/benchmarking).
+fn mosaic_on(name: &'static str, cluster: Cluster, text: &str, held_out: fn(&str) -> bool) -> Table {
     let of = |fields: Vec<&str>| {
         let number = |i: usize| fields[i].parse::<usize>().unwrap();
-        let (gpus, batch) = (number(6), number(8));
         Row {
-            name: format!("{} s {} on {gpus}, micro-batch {}", fields[0], fields[5], fields[7]),
+            name: format!("{} s {} on {}, micro-batch {}", fields[0], fields[5], fields[6], fields[7]),
             set: fields[0].into(),
-            held_out: ["30b", "7b", "1b"].contains(&fields[0]),
-            plan: plan(number(1), number(2), number(3), number(4), number(5), batch, ""),
+            held_out: held_out(fields[0]),
+            plan: plan(number(1), number(2), number(3), number(4), number(5), number(8), ""),
             engine: None,
             candidate: Candidate {
-                data: gpus,
-                recompute: recompute(fields[9]),
-                zero: 3,
-                ..Candidate::single_rank(number(7))
+                // Gradients and state are sharded alone, or weights too.
+                zero: if fields[10] == "SHARD_GRAD_OP" { 2 } else { 3 },
+                ..sharded(number(6), number(7), fields[9])
             },
             free_stages: false,
             seconds: fields[12].parse().unwrap(),
         }
     };
+    fsdp(name, cluster, rows(text).map(of).collect())
+}
+
+/// Llamas of torchtitan (its docs/performance.md) on A100, those of them without recomputation and with that
+/// of all blocks.
+pub fn torchtitan() -> Table {
+    let of = |fields: Vec<&str>| {
+        let number = |i: usize| fields[i].parse::<usize>().unwrap();
+        let [layers, width, heads, kv_heads, inner, vocab, context, gpus, micro_batch] =
+            std::array::from_fn(|i| number(i + 1));
+        let text = format!(
+            "[model]\nname = \"llama\"\nlayers = {layers}\nwidth = {width}\nheads = {heads}\nkv_heads = {kv_heads}\n\
+             inner = {inner}\nvocab = {vocab}\ncontext = {context}\ntied = false\n\
+             [train]\nbatch = {}\nprecision = \"bf16\"\n",
+            gpus * micro_batch
+        );
+        Row {
+            name: format!("{} s {context} on {gpus}, micro-batch {micro_batch}", fields[0]),
+            set: fields[0].into(),
+            held_out: true,
+            plan: resolved(&text),
+            engine: None,
+            candidate: sharded(gpus, micro_batch, fields[10]),
+            free_stages: false,
+            seconds: (micro_batch * context) as f64 / fields[11].parse::<f64>().unwrap(),
+        }
+    };
+    let text = include_str!("torchtitan-a100.csv");
+    fsdp("torchtitan, A100", builtin("dgx-a100").unwrap(), rows(text).map(of).collect())
+}
+
+/// Replicas that shard everything.
+fn sharded(gpus: usize, micro_batch: usize, recomputed: &str) -> Candidate {
+    Candidate { data: gpus, recompute: recompute(recomputed), zero: 3, ..Candidate::single_rank(micro_batch) }
+}
+
+/// A table of FSDP's runs.
+fn fsdp(name: &'static str, cluster: Cluster, rows: Vec<Row>) -> Table {
     let mut constants = constants();
     let hides: [(&str, Get); 2] = [
         ("hides", |_, engine| &mut engine.hides[1]),
         ("hides within a node", |_, engine| &mut engine.hides[0]),
     ];
     constants.extend(hides.map(|(name, get)| Constant { name, get, range: [0.001, 1.0] }));
-    Table {
-        name: "MosaicML, H100",
-        cluster: builtin("dgx-h100").unwrap(),
-        engine: EngineProfile::FSDP,
-        rows: rows(text).map(of).collect(),
-        constants,
-    }
+    Table { name, cluster, engine: EngineProfile::FSDP, rows, constants }
 }
 
 pub fn megatron() -> Table {
