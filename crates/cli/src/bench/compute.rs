@@ -6,6 +6,7 @@
 
 mod op;
 mod sizes;
+mod sparse;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -184,6 +185,7 @@ impl BenchDevices {
             attention: None,
             zeros: 1.0,
             convolution: Convolution::Efficiency(1.0),
+            sparse: None,
         };
         matrix.convolution = match self.sizes.convolutions {
             ConvolutionSizes::Together(of) => {
@@ -216,6 +218,9 @@ impl BenchDevices {
         matrix.attention =
             Some(self.fraction_of_product(self.sizes.attention, precision, dtype, &matrix, rows)?);
         rows.extend(products);
+        if let (Some(of), DType::F32) = (&self.sizes.sparse, dtype) {
+            matrix.sparse = Some(self.skipped_zeros(of, rows)?);
+        }
         Ok(matrix)
     }
 
@@ -379,11 +384,12 @@ fn summary(device: &cluster::DeviceSpec) -> String {
     };
     let matrix = |name: &str, matrix: &MatmulRates| {
         format!(
-            "{name}: peak {} TFLOP/s; matmul reaches {}; convolution {}; attention {:.2} of matmul\n",
+            "{name}: peak {} TFLOP/s; matmul reaches {}; convolution {}; attention {:.2} of matmul\n{}",
             matrix.peak_tflops,
             points(&matrix.efficiency, "Gflop"),
             convolutions(&matrix.convolution),
             matrix.attention.unwrap_or(1.0),
+            matrix.sparse.as_ref().map_or(String::new(), sparse::in_words),
         )
     };
     let memory = &device.memory;

@@ -11,11 +11,13 @@ mod kernel;
 pub mod measured;
 pub mod merge;
 mod read;
+mod sparse;
 
 pub use builtin::{NAMES, builtin};
 pub use convolution::{ByPass, Convolution, ConvolutionPass};
 pub use kernel::DeviceKernels;
 pub use read::ClusterError;
+pub use sparse::SkippedZeros;
 
 use serde::{Deserialize, Serialize};
 
@@ -83,9 +85,11 @@ pub struct MatmulRates {
     /// a GPU that multiplies zeros draws less power.
     #[serde(default = "unit", skip_serializing_if = "is_unit")]
     pub zeros: f64,
-    /// What a convolution reaches of that. The last field: it may be a section of its own.
+    /// What a convolution reaches of that. Behind the plain fields: it may be a section of its own.
     #[serde(default = "as_products")]
     pub convolution: Convolution,
+    /// What skipping zeros saves, where kernels do: in f32 on a core.
+    pub sparse: Option<SkippedZeros>,
 }
 
 /// How fast numbers are read and written.
@@ -332,7 +336,14 @@ fn share(points: &[[f64; 2]], size: f64) -> f64 {
 impl MatmulRates {
     /// Of products alone.
     fn plain(peak_tflops: f64, efficiency: Vec<[f64; 2]>) -> MatmulRates {
-        MatmulRates { peak_tflops, efficiency, attention: None, zeros: 1.0, convolution: as_products() }
+        MatmulRates {
+            peak_tflops,
+            efficiency,
+            attention: None,
+            zeros: 1.0,
+            convolution: as_products(),
+            sparse: None,
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reading a cluster file: one sentence for what is missing, unknown, or no rate.
 
-use super::{Cluster, Convolution, Fabric};
+use super::{Cluster, Convolution, Fabric, SkippedZeros};
 
 /// What is wrong with a cluster file.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -78,6 +78,7 @@ impl Cluster {
                 .attention
                 .map_or(Ok(()), |share| above_zero(&format!("device.{name}.attention"), share))?;
             above_zero(&format!("device.{name}.zeros"), matrix.zeros)?;
+            matrix.sparse.as_ref().map_or(Ok(()), |sparse| sparse.check(&format!("device.{name}.sparse")))?;
             check_fractions(&format!("device.{name}.efficiency"), &matrix.efficiency)?;
         }
         above_zero("device.memory.gb_per_s", device.memory.gb_per_s)?;
@@ -118,6 +119,14 @@ impl Convolution {
                 at_least_zero(&format!("{name}.window_ns"), by_pass.window_ns)
             }
         }
+    }
+}
+
+impl SkippedZeros {
+    fn check(&self, name: &str) -> Result<(), ClusterError> {
+        check_fractions(&format!("{name}.linear"), &self.linear)?;
+        check_fractions(&format!("{name}.convolution"), &self.convolution)?;
+        above_zero(&format!("{name}.behind_pool"), self.behind_pool)
     }
 }
 

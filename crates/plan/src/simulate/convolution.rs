@@ -63,8 +63,8 @@ impl PassContext<'_> {
         let before = tile.then(|| &layers[0]);
         let seen = before.map_or(Ok(input), |halo| halo.output(input)).expect("the shapes were checked");
         let made = layer.output(seen).expect("the shapes were checked");
-        let both = self.layer(layer, seen, made) + self.halo_passes(before, layer);
-        both.backward_input
+        let own = self.without_zeros(layer, &layers[usize::from(tile) + 1..], self.layer(layer, seen, made));
+        (own + self.halo_passes(before, layer)).backward_input
     }
 
     fn convolutions(&self) -> &Convolution {

@@ -20,6 +20,7 @@ mod schedules;
 mod script;
 pub mod seconds;
 mod setup;
+mod skipped;
 pub mod state;
 mod step;
 mod times;

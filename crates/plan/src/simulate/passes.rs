@@ -5,6 +5,7 @@ pub use super::seconds::{PassSeconds, Passes};
 use crate::cluster::DeviceKernels;
 use crate::engine::{AttentionKernel, EngineProfile};
 use crate::mesh::Axis;
+use crate::pruning::Pruning;
 use crate::spec::recompute::attention_spans;
 use crate::spec::{
     Activation, AttentionRole, CollectiveLayer, CollectiveOp, Halo, LayerKernel, LayerSpec, MemoryPass,
@@ -18,6 +19,8 @@ pub struct PassContext<'a> {
     pub engine: &'a EngineProfile,
     /// Whether a batch norm does what stands behind it on its way: our kernels on a GPU.
     pub fuses_norms: bool,
+    /// Which weights are zeros, where some are.
+    pub pruning: Option<&'a Pruning>,
     /// Ranks of one model-parallel group,
     pub tensor: RankGroup<'a>,
     /// and tiles of the same images.
@@ -95,6 +98,7 @@ impl PassContext<'_> {
                 Some(pass) => self.passing(pass, true, self.elements(shape), self.elements(output)),
                 None => self.layer(layer, shape, output),
             };
+            let own = self.without_zeros(layer, &layers[i + 1..], own);
             let mut passes = own + self.halo_passes(before, layer);
             let is_core = layer.properties().attention_role == AttentionRole::Core;
             let again = self.engine.remakes_queries || is_core;

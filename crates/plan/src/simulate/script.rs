@@ -72,6 +72,7 @@ impl Simulation<'_> {
             kernels: self.kernels(candidate),
             engine: &self.engine,
             fuses_norms: self.engine.is_ours() && !self.cluster.node.cores,
+            pruning: self.plan.pruning.as_ref(),
             tensor: group(candidate.tensor, 1),
             spatial: group(candidate.spatial(), candidate.tensor),
             neighbours: candidate.most_neighbours(),

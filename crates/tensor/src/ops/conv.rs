@@ -407,14 +407,15 @@ mod tests {
         }
     }
 
-    /// Simple-cnn's layers and resnet8's, with batches that fill vectors and one that does not, and strides
-    /// and small batches, which are left to the dense kernels.
+    /// Simple-cnn's layers and resnet8's, with batches that fill vectors and one that does not, an odd number of
+    /// channels, and few channels, strides and small batches, which are left to the dense kernels.
     #[test]
     fn pruned_weights_agree_with_plain_loops() {
         for (shape, o, kernel, stride, padding) in [
             ([20, 28, 28, 1], 32, 5, 1, 0),
             ([16, 8, 8, 32], 64, 5, 1, 0),
             ([33, 8, 9, 16], 10, 3, 1, 1),
+            ([18, 6, 7, 19], 7, 3, 1, 1),
             ([16, 5, 3, 3], 5, 1, 1, 0),
             ([17, 7, 7, 4], 8, 3, 2, 1),
             ([3, 6, 6, 16], 16, 3, 1, 1),

@@ -9,6 +9,7 @@ use espalier_tensor::ops::matmul::matmul;
 use espalier_tensor::ops::{attention, elementwise, flat, layer_norm};
 use espalier_tensor::{Category, DType, Device, Result, Tensor, random};
 
+use super::sparse::SparseWork;
 use crate::bench::timing::TimedWork;
 
 /// Numbers that are made on the host; larger tensors repeat them.
@@ -28,6 +29,8 @@ pub enum BenchOp {
     Convolution(ConvolutionSize),
     /// One pass of such a convolution.
     ConvolutionPass { of: ConvolutionSize, pass: TimedConvPass },
+    /// Work of which a fraction of the numbers is not zero.
+    Sparse { work: SparseWork, kept: f64 },
     /// Both passes of causal attention.
     Attention { batch: usize, positions: usize, heads: usize, width: usize },
     /// A sum, an activation, and both passes of a norm.
@@ -79,6 +82,7 @@ impl BenchOp {
         let product = |sizes: &[usize]| sizes.iter().map(|&n| n as f64).product::<f64>();
         match *self {
             BenchOp::Linear { rows, input, output } => 2.0 * product(&[rows, input, output]),
+            BenchOp::Sparse { work, .. } => work.dense().size(dtype),
             BenchOp::Convolution(of) | BenchOp::ConvolutionPass { of, .. } => {
                 let ConvolutionSize { batch, side, input, output, kernel, stride } = of;
                 let windows = side.div_ceil(stride);
@@ -104,6 +108,7 @@ impl BenchOp {
             | BenchOp::Attention { .. }
             | BenchOp::LightElementwise { .. } => 3.0,
             BenchOp::Elementwise { .. } => 4.0,
+            BenchOp::Sparse { work, .. } => work.pass_count(),
             BenchOp::Launch | BenchOp::ConvolutionPass { .. } => 1.0,
         }
     }
@@ -112,6 +117,7 @@ impl BenchOp {
     pub fn kind(&self) -> &'static str {
         match self {
             BenchOp::Linear { .. } => "product",
+            BenchOp::Sparse { .. } => "sparse",
             BenchOp::Convolution(_) | BenchOp::ConvolutionPass { .. } => "convolution",
             BenchOp::Attention { .. } => "attention",
             BenchOp::Elementwise { .. } => "pass",
@@ -158,6 +164,7 @@ impl BenchOp {
                     passes.iter().map(pass).collect()
                 })
             }
+            BenchOp::Sparse { work, kept } => return work.prepare(device, dtype, kept),
             BenchOp::Attention { batch, positions, heads, width } => {
                 let qkv = tensor(&[batch, positions, 3 * width])?;
                 let dy = tensor(&[batch, positions, width])?;
@@ -195,7 +202,7 @@ impl BenchOp {
 /// Layers of one kind, one after the other, as a step goes through them: when it is back at a layer's weights
 /// or activations it has been at all others, so they are in no near cache, nor is room for what becomes of
 /// them.
-struct RepeatedLayers(Vec<[Tensor; 3]>);
+pub struct RepeatedLayers(Vec<[Tensor; 3]>);
 
 impl RepeatedLayers {
     /// With what each reads, of these shapes: input, weight, gradient of the output.
@@ -203,13 +210,17 @@ impl RepeatedLayers {
         let bytes = |shape: &Vec<usize>| shape.iter().product::<usize>() * dtype.bytes();
         let largest = shapes.iter().map(bytes).max().unwrap_or(1).max(1);
         let number = (OTHER_LAYERS / largest).clamp(1, MOST_LAYERS);
-        let tensor = |shape: &Vec<usize>| random_tensor(device, shape, dtype);
-        let layer = |_| Ok([tensor(&shapes[0])?, tensor(&shapes[1])?, tensor(&shapes[2])?]);
+        let layer = |_| layer_tensors(device, dtype, &shapes);
         Ok(RepeatedLayers((0..number).map(layer).collect::<Result<_>>()?))
     }
 
+    /// A layer again and again.
+    pub fn single(tensors: [Tensor; 3]) -> RepeatedLayers {
+        RepeatedLayers(vec![tensors])
+    }
+
     /// The next of them at every turn; what it makes is kept until its next.
-    fn each(self, pass: impl Fn(&[Tensor; 3]) -> Result<Vec<Tensor>> + Send + 'static) -> TimedWork {
+    pub fn each(self, pass: impl Fn(&[Tensor; 3]) -> Result<Vec<Tensor>> + Send + 'static) -> TimedWork {
         let mut outputs: Vec<Vec<Tensor>> = self.0.iter().map(|_| Vec::new()).collect();
         let mut at = 0;
         Box::new(move || {
@@ -219,6 +230,12 @@ impl RepeatedLayers {
             Ok(())
         })
     }
+}
+
+/// Random numbers for a layer's input, weight and gradient of its output.
+pub fn layer_tensors(device: &Device, dtype: DType, shapes: &[Vec<usize>; 3]) -> Result<[Tensor; 3]> {
+    let tensor = |shape: &Vec<usize>| random_tensor(device, shape, dtype);
+    Ok([tensor(&shapes[0])?, tensor(&shapes[1])?, tensor(&shapes[2])?])
 }
 
 impl fmt::Display for BenchOp {
@@ -237,6 +254,7 @@ impl fmt::Display for BenchOp {
                 };
                 write!(f, "{}, {result}", BenchOp::Convolution(of))
             }
+            BenchOp::Sparse { work, kept } => write!(f, "{work}, {:.0} %", 100.0 * kept),
             BenchOp::Attention { batch, positions, heads, width } => {
                 write!(f, "{batch} of {positions} x {width}, {heads} heads")
             }

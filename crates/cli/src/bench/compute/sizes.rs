@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use espalier_tensor::DType;
 
 use super::op::{BenchOp, ConvolutionSize};
+use super::sparse::SparseSizes;
 
 /// What is timed on a device, smaller ones first.
 pub struct BenchSizes {
@@ -15,6 +16,8 @@ pub struct BenchSizes {
     pub granule: usize,
     pub convolutions: ConvolutionSizes,
     pub attention: &'static [BenchOp],
+    /// Linear layers and convolutions whose zeros kernels skip, where any do, in f32.
+    pub sparse: Option<SparseSizes>,
     /// Decades of bytes of a pass.
     pub elementwise: RangeInclusive<i32>,
     /// Those of them that activations of a layer have.
@@ -59,6 +62,12 @@ pub const CORE: BenchSizes = BenchSizes {
         conv_size(8, 16, 32, 64, 3, 2),
     ]),
     attention: &[attention(4, 64, 4, 256), attention(4, 128, 4, 128), attention(1, 256, 8, 512)],
+    sparse: Some(SparseSizes {
+        linear: &[[1024, 256], [1024, 512]],
+        convolutions: &[conv_size(32, 8, 32, 64, 5, 1), conv_size(32, 14, 64, 64, 3, 1)],
+        of_linear: &[0.05, 0.1, 0.2, 0.3, 0.4],
+        of_filters: &[0.05, 0.1, 0.15, 0.2, 0.25],
+    }),
     elementwise: 3..=8,
     light: 5..=6,
     width: 256,
@@ -77,6 +86,7 @@ pub const GPU: BenchSizes = BenchSizes {
         conv_size(64, 7, 512, 512, 3, 1),
     ]),
     attention: &[attention(16, 1024, 12, 768), attention(8, 2048, 16, 2048), attention(8, 2048, 32, 4096)],
+    sparse: None,
     elementwise: 4..=9,
     light: 7..=9,
     width: 1024,
@@ -88,6 +98,12 @@ pub const QUICK: BenchSizes = BenchSizes {
     granule: 16,
     convolutions: ConvolutionSizes::EachPass(&[conv_size(1, 4, 4, 4, 3, 1), conv_size(1, 2, 16, 16, 1, 1)]),
     attention: &[attention(1, 16, 2, 32)],
+    sparse: Some(SparseSizes {
+        linear: &[[16, 32]],
+        convolutions: &[conv_size(16, 2, 16, 16, 1, 1)],
+        of_linear: &[0.1],
+        of_filters: &[0.1],
+    }),
     elementwise: 3..=4,
     light: 3..=4,
     width: 64,

@@ -23,7 +23,7 @@ use crate::memory::Category;
 use crate::tensor::Tensor;
 
 /// The largest fraction of weights that are not zero for which this is faster.
-const MOST_KEPT: f64 = 0.4;
+const MOST_KEPT: f64 = 0.25;
 
 /// Bytes of x's planes that are worked on at a time.
 const AT_HAND: usize = 40 << 10;
@@ -67,8 +67,9 @@ impl NonzeroWeights {
     pub(super) fn of(cpu: &Cpu, w: &[f32], z: &ConvDims) -> Result<Option<NonzeroWeights>> {
         let Some(proof) = cpu.isa().avx512() else { return Ok(None) };
         let kept = w.iter().map(|w| u32::from(*w != 0.0)).sum::<u32>() as usize;
-        // Fewer images than lanes would be computed for nothing.
-        if z.conv.stride != 1 || z.batch < LANES || kept as f64 > MOST_KEPT * w.len() as f64 {
+        // Fewer images than lanes would be computed for nothing; and of few channels, such as those of pictures,
+        // so few products are saved that turning images into lanes and back takes longer.
+        if z.c < LANES || z.conv.stride != 1 || z.batch < LANES || kept as f64 > MOST_KEPT * w.len() as f64 {
             return Ok(None);
         }
         let images = PaddedImages::new(z);
