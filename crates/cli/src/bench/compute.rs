@@ -435,6 +435,9 @@ mod tests {
             );
             assert!(matrix.seconds(1e5) <= matrix.seconds(1e6), "{matrix:?}");
         }
+        let skipped = device.f32.sparse.as_ref().expect("a core skips zeros in f32");
+        assert_eq!([skipped.linear.len(), skipped.convolution.len()], [1, 1], "{skipped:?}");
+        assert_eq!(device.bf16.as_ref().unwrap().sparse, None);
         assert_eq!(rows.iter().filter(|row| row.op.kind() == "product").count(), 2 * 2 * 3);
         assert!(rows.iter().all(|row| row.busy.seconds > 0.0));
     }

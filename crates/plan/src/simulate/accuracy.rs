@@ -127,3 +127,32 @@ impl Simulation<'_> {
         Accuracy::published(self.engine.name, family)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of many GPUs a run on few says nothing; of more than any run had, the largest run counts.
+    #[test]
+    fn what_was_reached_counts_by_how_many_there_were() {
+        let most = |name: &str, gpus| BestRun::on(name, gpus).map(|best| best.percent_of_peak);
+        assert_eq!(
+            [8, 32, 33, 256, 512, 1024, 100_000].map(|gpus| most("A100 80 GB SXM", gpus)),
+            [Some(78.9), Some(78.9), Some(71.0), Some(71.0), Some(69.4), Some(57.0), Some(57.0)]
+        );
+        assert_eq!(most("NVIDIA H200", 1024), Some(54.9));
+        assert_eq!(most("a core of something", 2), None);
+        for (_, runs) in BestRun::ALL {
+            assert!(runs.is_sorted_by(|a, b| a.gpus < b.gpus && a.percent_of_peak > b.percent_of_peak));
+        }
+    }
+
+    /// Runs on some GPUs are no measure of others.
+    #[test]
+    fn an_error_bar_is_of_the_gpus_that_ran() {
+        assert_eq!(Accuracy::published("fsdp", "H100").unwrap().error, 0.08);
+        assert_eq!(Accuracy::published("fsdp", "A100").unwrap().error, 0.14);
+        assert_eq!(Accuracy::published("fsdp", "V100"), None);
+        assert_eq!(Accuracy::published("megatron-core", "A100"), None);
+    }
+}
