@@ -4,9 +4,11 @@
 //! are busy. A core alone is timed too, which gives the peak that fractions are of, and shows what company
 //! costs.
 
+mod layers;
 mod op;
 mod sizes;
 mod sparse;
+mod sparse_work;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -21,7 +21,7 @@ pub struct Accuracy {
 
 impl Accuracy {
     /// Other engines' published runs: the engines, the GPUs, and how far their rows were off.
-    pub const PUBLISHED: [(&'static [&'static str], &'static [&'static str], Accuracy); 4] = [
+    const PUBLISHED: [(&'static [&'static str], &'static [&'static str], Accuracy); 4] = [
         (&["fsdp"], &["H100", "H200"], Accuracy { error: 0.08, set: "MosaicML's runs on 8 to 512 H100" }),
         (&["fsdp"], &["A100"], Accuracy { error: 0.14, set: "MosaicML's runs on 8 to 128 A100" }),
         (&["megatron"], &["A100"], Accuracy { error: 0.06, set: "Narayanan's runs on 384 to 2240 A100" }),
@@ -31,14 +31,6 @@ impl Accuracy {
             Accuracy { error: 0.12, set: "SAMO's runs on 512 and 1024 V100" },
         ),
     ];
-    /// Of an engine on GPUs of a family.
-    pub fn published(engine: &str, family: &str) -> Option<Accuracy> {
-        let known = |(engines, families, _): &&(&[&str], &[&str], Accuracy)| {
-            engines.contains(&engine) && families.contains(&family)
-        };
-        Accuracy::PUBLISHED.iter().find(known).map(|(_, _, accuracy)| *accuracy)
-    }
-
     /// Ours on one GPU.
     const ONE_GPU: Accuracy = Accuracy { error: 0.08, set: "steps of 124M to 13B on one H200" };
     /// Ours with images, likewise. Rates of convolutions and batch norms are fitted to all of them, which are
@@ -47,6 +39,14 @@ impl Accuracy {
         Accuracy { error: 0.10, set: "six networks of 224 x 224 pixels on one H200" };
     /// Ours on cores.
     const CORES: Accuracy = Accuracy { error: 0.19, set: "34 layouts of four ranks on two cores" };
+
+    /// Of an engine on GPUs of a family.
+    pub fn published(engine: &str, family: &str) -> Option<Accuracy> {
+        let known = |(engines, families, _): &&(&[&str], &[&str], Accuracy)| {
+            engines.contains(&engine) && families.contains(&family)
+        };
+        Accuracy::PUBLISHED.iter().find(known).map(|(_, _, accuracy)| *accuracy)
+    }
 }
 
 /// The published training run of so many GPUs of a kind that reached the most of their peak.

@@ -6,18 +6,12 @@ use espalier_plan::cluster::ConvolutionPass;
 use espalier_tensor::ops::activation::{self, ActivationFn};
 use espalier_tensor::ops::conv::{self, ConvParams};
 use espalier_tensor::ops::matmul::matmul;
-use espalier_tensor::ops::{attention, elementwise, flat, layer_norm};
-use espalier_tensor::{Category, DType, Device, Result, Tensor, random};
+use espalier_tensor::ops::{attention, elementwise, layer_norm};
+use espalier_tensor::{Category, DType, Device, Result};
 
-use super::sparse::SparseWork;
+use super::layers::{ConvolutionSize, RepeatedLayers, random_tensor};
+use super::sparse_work::SparseWork;
 use crate::bench::timing::TimedWork;
-
-/// Numbers that are made on the host; larger tensors repeat them.
-const RANDOM_NUMBERS: usize = 1 << 20;
-/// Bytes of weights, or of activations, that a step goes through before it is at the same ones again, and in
-/// how many layers at most.
-const OTHER_LAYERS: usize = 16 << 20;
-const MOST_LAYERS: usize = 64;
 
 /// An operation of a layer, forward and backward.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,17 +33,6 @@ pub enum BenchOp {
     LightElementwise { rows: usize, width: usize },
     /// So few numbers that only the start of an operation takes time.
     Launch,
-}
-
-/// A convolution with as many windows as pixels over strides.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ConvolutionSize {
-    pub batch: usize,
-    pub side: usize,
-    pub input: usize,
-    pub output: usize,
-    pub kernel: usize,
-    pub stride: usize,
 }
 
 /// The passes of a convolution.
@@ -82,12 +65,8 @@ impl BenchOp {
         let product = |sizes: &[usize]| sizes.iter().map(|&n| n as f64).product::<f64>();
         match *self {
             BenchOp::Linear { rows, input, output } => 2.0 * product(&[rows, input, output]),
-            BenchOp::Sparse { work, .. } => work.dense().size(dtype),
-            BenchOp::Convolution(of) | BenchOp::ConvolutionPass { of, .. } => {
-                let ConvolutionSize { batch, side, input, output, kernel, stride } = of;
-                let windows = side.div_ceil(stride);
-                2.0 * product(&[batch, windows, windows, input, output, kernel, kernel])
-            }
+            BenchOp::Sparse { work, .. } => work.flops(),
+            BenchOp::Convolution(of) | BenchOp::ConvolutionPass { of, .. } => of.flops(),
             // Two products of all positions with half of them.
             BenchOp::Attention { batch, positions, heads: _, width } => {
                 2.0 * product(&[batch, positions, positions, width])
@@ -199,60 +178,18 @@ impl BenchOp {
     }
 }
 
-/// Layers of one kind, one after the other, as a step goes through them: when it is back at a layer's weights
-/// or activations it has been at all others, so they are in no near cache, nor is room for what becomes of
-/// them.
-pub struct RepeatedLayers(Vec<[Tensor; 3]>);
-
-impl RepeatedLayers {
-    /// With what each reads, of these shapes: input, weight, gradient of the output.
-    fn with_shapes(device: &Device, dtype: DType, shapes: [Vec<usize>; 3]) -> Result<RepeatedLayers> {
-        let bytes = |shape: &Vec<usize>| shape.iter().product::<usize>() * dtype.bytes();
-        let largest = shapes.iter().map(bytes).max().unwrap_or(1).max(1);
-        let number = (OTHER_LAYERS / largest).clamp(1, MOST_LAYERS);
-        let layer = |_| layer_tensors(device, dtype, &shapes);
-        Ok(RepeatedLayers((0..number).map(layer).collect::<Result<_>>()?))
-    }
-
-    /// A layer again and again.
-    pub fn single(tensors: [Tensor; 3]) -> RepeatedLayers {
-        RepeatedLayers(vec![tensors])
-    }
-
-    /// The next of them at every turn; what it makes is kept until its next.
-    pub fn each(self, pass: impl Fn(&[Tensor; 3]) -> Result<Vec<Tensor>> + Send + 'static) -> TimedWork {
-        let mut outputs: Vec<Vec<Tensor>> = self.0.iter().map(|_| Vec::new()).collect();
-        let mut at = 0;
-        Box::new(move || {
-            at = (at + 1) % outputs.len();
-            outputs[at].clear();
-            outputs[at] = pass(&self.0[at])?;
-            Ok(())
-        })
-    }
-}
-
-/// Random numbers for a layer's input, weight and gradient of its output.
-pub fn layer_tensors(device: &Device, dtype: DType, shapes: &[Vec<usize>; 3]) -> Result<[Tensor; 3]> {
-    let tensor = |shape: &Vec<usize>| random_tensor(device, shape, dtype);
-    Ok([tensor(&shapes[0])?, tensor(&shapes[1])?, tensor(&shapes[2])?])
-}
-
 impl fmt::Display for BenchOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             BenchOp::Linear { rows, input, output } => write!(f, "{rows} x {input} x {output}"),
-            BenchOp::Convolution(ConvolutionSize { batch, side, input, output, kernel, stride }) => {
-                write!(f, "{batch} of {side} x {side}, {input} to {output}, {kernel} x {kernel}")?;
-                if stride > 1 { write!(f, " / {stride}") } else { Ok(()) }
-            }
+            BenchOp::Convolution(of) => write!(f, "{of}"),
             BenchOp::ConvolutionPass { of, pass } => {
                 let result = match pass {
                     TimedConvPass::Forward => "y",
                     TimedConvPass::Input => "dx",
                     TimedConvPass::Weight => "dw",
                 };
-                write!(f, "{}, {result}", BenchOp::Convolution(of))
+                write!(f, "{of}, {result}")
             }
             BenchOp::Sparse { work, kept } => write!(f, "{work}, {:.0} %", 100.0 * kept),
             BenchOp::Attention { batch, positions, heads, width } => {
@@ -264,23 +201,6 @@ impl fmt::Display for BenchOp {
             BenchOp::Launch => write!(f, "16"),
         }
     }
-}
-
-/// Numbers around zero: a GPU that multiplies zeros is cooler, and faster than it would be.
-fn random_tensor(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
-    let len: usize = shape.iter().product();
-    let key = random::key(4, len as u64);
-    let some: Vec<f32> =
-        (0..len.min(RANDOM_NUMBERS) as u64).map(|i| random::uniform(key, i) as f32 - 0.5).collect();
-    let some = Tensor::from_f32(device, &[some.len()], dtype, &some, Category::Activations)?;
-    if some.len() == len {
-        return Ok(some.reshape(shape));
-    }
-    let mut full = Tensor::empty(device, &[len], dtype, Category::Activations)?;
-    for first in (0..len).step_by(RANDOM_NUMBERS) {
-        flat::put(&mut full, first, &some, 0..RANDOM_NUMBERS.min(len - first))?;
-    }
-    Ok(full.reshape(shape))
 }
 
 #[cfg(test)]
@@ -299,14 +219,5 @@ mod tests {
         let attention = BenchOp::Attention { batch: 2, positions: 8, heads: 2, width: 4 };
         assert_eq!(attention.size(DType::Bf16), 0.5 * 4.0 * 2.0 * 64.0 * 4.0);
         assert_eq!(BenchOp::Elementwise { rows: 4, width: 8 }.size(DType::Bf16), 2.5 * 64.0);
-    }
-
-    /// Larger than what is drawn, and by no multiple of it.
-    #[test]
-    fn numbers_repeat_to_the_end() {
-        let device = Device::cpu(1).unwrap();
-        let x = random_tensor(&device, &[RANDOM_NUMBERS + 5], DType::F32).unwrap().to_f32();
-        assert_eq!(x[..5], x[RANDOM_NUMBERS..]);
-        assert!(x[0] != x[1] && x.iter().all(|x| x.abs() <= 0.5));
     }
 }

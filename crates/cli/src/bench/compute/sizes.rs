@@ -5,7 +5,8 @@ use std::ops::RangeInclusive;
 
 use espalier_tensor::DType;
 
-use super::op::{BenchOp, ConvolutionSize};
+use super::layers::ConvolutionSize;
+use super::op::BenchOp;
 use super::sparse::SparseSizes;
 
 /// What is timed on a device, smaller ones first.
