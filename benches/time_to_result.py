@@ -30,12 +30,13 @@ arguments.add_argument("--ranks", default="1")
 arguments.add_argument("--batch", type=int, default=0)
 arguments.add_argument("--seeds", default="1001,1002,1003")
 arguments.add_argument("--seconds", type=float, default=60, help="of each study")
+arguments.add_argument("--reuse", action="store_true", help="read runs that an earlier sitting trained in --work to the goal (their bits would be the same); steps are timed again")
 arguments.add_argument("--slower", type=float, default=4, help="a run is given up after so many times the predicted steps")
 arguments.add_argument("--set", action="append", default=[], help="overrides of the study file")
 options = arguments.parse_args()
 # Steps of a run whose steps are timed: so many, and all of those to the result, but for slow steps no more than fill so many seconds.
 SHORTEST, SECONDS, FEWEST = 200, 5, 30
-# Turns of runs that are timed.
+# Turns of runs that are timed, each with the next of the seeds: on a core zeros are skipped, and how many there are in a gradient depends on what a network has learnt.
 TURNS = 5
 BINARY = os.path.abspath(options.binary) if os.path.exists(options.binary) else options.binary
 
@@ -95,20 +96,26 @@ def between(cells, batch):
     return {f: 1 - mixed(1 - v, 1 - chosen(high)[f]) if near_one(f) else mixed(v, chosen(high)[f]) for f, v in fields.items()}
 
 
+def reached_at(out, goal):
+    """The step at which a run was at the goal; none where it has not been."""
+    metrics = os.path.join(out, "metrics.jsonl")
+    if not os.path.exists(metrics):
+        return None
+    with open(metrics) as file:
+        lines = [json.loads(line) for line in file if line.endswith("\n")]
+    return next((line["step"] for line in lines if "validation" in line and goal(line["validation"])), None)
+
+
 def trained(run, out, goal):
     """Steps to the goal; none where it was not reached."""
+    if options.reuse and (reached := reached_at(out, goal)):
+        return reached
+    subprocess.run(["rm", "-rf", out])
     log = open(out + ".log", "w")
     process = subprocess.Popen([BINARY, "train", run, "--out", out], stdout=log, stderr=log)
-    metrics, lines, reached = os.path.join(out, "metrics.jsonl"), [], None
-    while reached is None:
-        ended = process.poll() is not None
-        if os.path.exists(metrics):
-            with open(metrics) as file:
-                lines = [json.loads(line) for line in file if line.endswith("\n")]
-        reached = next((line["step"] for line in lines if "validation" in line and goal(line["validation"])), None)
-        if ended:
-            break
+    while (reached := reached_at(out, goal)) is None and process.poll() is None:
         time.sleep(0.05)
+    reached = reached or reached_at(out, goal)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     process.wait()
@@ -119,12 +126,14 @@ def trained(run, out, goal):
 def step_seconds(runs, stems, steps):
     """Of each run the median step, and the folder of that turn. No run is evaluated on the way: after each evaluation the first steps wait for what otherwise is queued ahead."""
     timed = [[] for _ in runs]
+    seeds = options.seeds.split(",")
     for turn in range(TURNS):
         for run, stem, count, turns in zip(runs, stems, steps, timed):
             folder = f"{stem}-timed-{turn}"
             subprocess.run(["rm", "-rf", folder])
             never = [word for field in ("steps", "eval_every", "log_every") for word in ("--set", f"train.{field}={count}")]
-            turns.append((1e-3 * espalier("train", run, "--out", folder, *never, "--json")["step_ms"], folder))
+            seed = f"seed={seeds[turn % len(seeds)]}"
+            turns.append((1e-3 * espalier("train", run, "--out", folder, *never, "--set", seed, "--json")["step_ms"], folder))
     return [sorted(turns)[TURNS // 2] for turns in timed]
 
 
@@ -246,7 +255,6 @@ def check(name):
         found = []
         for seed in seeds:
             out = f"{first}-{seed}"
-            subprocess.run(["rm", "-rf", out])
             found.append(trained(run_of(seed, point, now), out, goal))
         interval = point["steps_interval"]
         shown = f"{point['k_star']} | {point['steps']}" + (f" ({interval[0]} to {interval[1]})" if interval else "")
