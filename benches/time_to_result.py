@@ -30,13 +30,13 @@ arguments.add_argument("--ranks", default="1")
 arguments.add_argument("--batch", type=int, default=0)
 arguments.add_argument("--seeds", default="1001,1002,1003")
 arguments.add_argument("--seconds", type=float, default=60, help="of each study")
-arguments.add_argument("--reuse", action="store_true", help="read runs that an earlier sitting trained in --work to the goal (their bits would be the same); steps are timed again")
+arguments.add_argument("--reuse", action="store_true", help="read runs that an earlier sitting of the same study, binary and layouts trained in --work to the goal (their bits would be the same); steps are timed again")
 arguments.add_argument("--slower", type=float, default=4, help="a run is given up after so many times the predicted steps")
 arguments.add_argument("--set", action="append", default=[], help="overrides of the study file")
 options = arguments.parse_args()
 # Steps of a run whose steps are timed: so many, and all of those to the result, but for slow steps no more than fill so many seconds.
 SHORTEST, SECONDS, FEWEST = 200, 5, 30
-# Turns of runs that are timed, each with the next of the seeds: on a core zeros are skipped, and how many there are in a gradient depends on what a network has learnt.
+# Turns of runs that are timed, each with the next of the seeds: kernels of a core skip zeros, and how many a gradient has may depend on the seed.
 TURNS = 5
 BINARY = os.path.abspath(options.binary) if os.path.exists(options.binary) else options.binary
 
