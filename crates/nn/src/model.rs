@@ -125,6 +125,12 @@ impl Model {
         self.end().evaluate(x, targets, dense.as_deref().unwrap_or(weights))
     }
 
+    /// The logits of what [`Model::forward`] gave, of this rank's classes: for models of few classes.
+    pub fn logits(&self, x: &Tensor, weights: &dyn WeightStore) -> Result<Tensor> {
+        let dense = weights.enter(self.last_block(), None)?;
+        self.end().logits(x, dense.as_deref().unwrap_or(weights))
+    }
+
     /// The logits of the last row of what [`Model::forward`] gave, of this rank's classes.
     pub fn last_logits(&self, x: &Tensor, weights: &dyn WeightStore) -> Result<Tensor> {
         let dense = weights.enter(self.last_block(), None)?;

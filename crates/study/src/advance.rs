@@ -41,32 +41,37 @@ pub(crate) fn advance_trial(
             return Ok(None);
         }
         let target = (record.steps + search.eval_every).min(search.steps);
-        let check = match trial.advance(target) {
+        let next_point = record.curve.last().map_or(0.0, |last| last.step as f64 * CURVE_SPACING);
+        let is_point = target as f64 >= next_point || target >= until;
+        let found = if is_point { trial.advance(target).map(Some) } else { trial.advance_to_goal(target) };
+        let check = match found {
             Ok(check) => check,
             // That is a result too.
             Err(Error::Diverged { step, .. } | Error::NotFinite { step, .. }) => {
-                TrialCheck { step, loss: f64::NAN, error: 1.0, diverged: true, pruned: true }
+                Some(TrialCheck { step, loss: f64::NAN, error: 1.0, diverged: true, pruned: true })
             }
             Err(error) => return Err(error),
         };
-        record.steps = check.step;
-        let validation = ValidationPoint { step: check.step, loss: check.loss, error: check.error };
-        let measure = validation.measure(goal);
-        if check.diverged || !validation.loss.is_finite() || !validation.error.is_finite() {
-            record.status = TrialStatus::Infeasible;
-            return Ok(Some(record));
+        record.steps = check.map_or(target, |check| check.step);
+        let mut reached = false;
+        if let Some(check) = check {
+            let validation = ValidationPoint { step: check.step, loss: check.loss, error: check.error };
+            let measure = validation.measure(goal);
+            if check.diverged || !validation.loss.is_finite() || !validation.error.is_finite() {
+                record.status = TrialStatus::Infeasible;
+                return Ok(Some(record));
+            }
+            record.best = Some(record.best.map_or(measure, |best| best.min(measure)));
+            reached = measure <= goal.value() && check.pruned;
+            if reached || is_point {
+                record.curve.push(validation);
+            }
         }
-        record.best = Some(record.best.map_or(measure, |best| best.min(measure)));
-        let next_step = record.curve.last().map_or(0.0, |last| last.step as f64 * CURVE_SPACING);
-        let reached = measure <= goal.value() && check.pruned;
-        if reached || check.step as f64 >= next_step || check.step >= until {
-            record.curve.push(validation);
-        }
-        let next = (check.step + search.eval_every).min(search.steps);
+        let next = (record.steps + search.eval_every).min(search.steps);
         let is_beaten = bound.is_some_and(|bound| !bound.allows(next, record.trial));
         record.status = match () {
             () if reached => TrialStatus::Complete,
-            () if check.step >= search.steps => TrialStatus::Incomplete,
+            () if record.steps >= search.steps => TrialStatus::Incomplete,
             () if is_beaten => TrialStatus::Cut,
             () => continue,
         };

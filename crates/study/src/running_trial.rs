@@ -10,7 +10,7 @@ mod tests;
 
 use espalier_plan::Error;
 use espalier_train::Result;
-use espalier_train::trainer::Trainer;
+use espalier_train::trainer::{GoalCheck, Trainer};
 
 use crate::trial::TrialCheck;
 use crate::workload::{TrialSettings, Workload};
@@ -23,6 +23,7 @@ pub struct RunningTrial {
     model: String,
     precision: &'static str,
     max_wrong: Option<usize>,
+    goal_check: Option<GoalCheck>,
     /// What it came to, where it has diverged.
     end: Option<TrialCheck>,
 }
@@ -38,7 +39,8 @@ impl RunningTrial {
         let mut trainer = device.enter(|| Trainer::new(plan, dataset, device))?;
         trainer.enable_graphed_step();
         trainer.share_scores(scores);
-        Ok(RunningTrial { trainer, model, precision, max_wrong, end: None })
+        let goal_check = max_wrong.and_then(|wrong| GoalCheck::new(&trainer, wrong));
+        Ok(RunningTrial { trainer, model, precision, max_wrong, goal_check, end: None })
     }
 
     /// Steps of the complete run, `train.steps`: no trial goes further, since its learning rate is not said
@@ -51,21 +53,29 @@ impl RunningTrial {
     /// it as [`Workload::with_goal`] asks for). A trial that diverges on the way stops at the step that did, and
     /// stays there.
     pub fn advance(&mut self, step: u64) -> Result<TrialCheck> {
-        if let Some(end) = self.end {
-            return Ok(end);
-        }
-        let (taken, steps) = (self.trainer.progress().step, self.steps());
-        if step < taken || step > steps {
-            let problem =
-                format!("is {steps}, and {taken} steps are taken: it cannot go back to step {step}");
-            return Err(Error::Conflict { field: "train.steps".into(), problem }.into());
-        }
         let device = self.trainer.device().clone();
-        let check = device.enter(|| self.train_to(step))?;
-        if check.diverged {
-            self.end = Some(check);
-        }
-        Ok(check)
+        device.enter(|| match self.train_to(step)? {
+            Some(end) => Ok(end),
+            None => self.check(),
+        })
+    }
+
+    /// The same for one who only asks whether the goal is reached by a network that is pruned, or the trial has
+    /// diverged: none where it is neither, which is known before all samples are seen.
+    pub fn advance_to_goal(&mut self, step: u64) -> Result<Option<TrialCheck>> {
+        let device = self.trainer.device().clone();
+        device.enter(|| {
+            let end = self.train_to(step)?;
+            if end.is_some() {
+                return Ok(end);
+            }
+            let is_pruned = self.is_pruned();
+            let may_be_reached = match &mut self.goal_check {
+                Some(goal_check) => is_pruned && goal_check.is_reached(&self.trainer)?,
+                None => true,
+            };
+            may_be_reached.then(|| self.check()).transpose()
+        })
     }
 
     /// The model, its masks and where it stands.
@@ -73,14 +83,30 @@ impl RunningTrial {
         &self.trainer
     }
 
-    fn train_to(&mut self, step: u64) -> Result<TrialCheck> {
+    /// Takes steps until `step` of them are taken; what the trial came to, where it has diverged.
+    fn train_to(&mut self, step: u64) -> Result<Option<TrialCheck>> {
+        if self.end.is_some() {
+            return Ok(self.end);
+        }
+        let (taken, steps) = (self.trainer.progress().step, self.steps());
+        if step < taken || step > steps {
+            let problem =
+                format!("is {steps}, and {taken} steps are taken: it cannot go back to step {step}");
+            return Err(Error::Conflict { field: "train.steps".into(), problem }.into());
+        }
         while self.trainer.progress().step < step {
             let report = self.trainer.step_queued()?;
             if !report.taken {
                 let (step, loss) = (report.step, report.loss);
-                return Ok(TrialCheck { step, loss, error: 1.0, diverged: true, pruned: true });
+                self.end = Some(TrialCheck { step, loss, error: 1.0, diverged: true, pruned: true });
+                break;
             }
         }
+        Ok(self.end)
+    }
+
+    fn check(&mut self) -> Result<TrialCheck> {
+        let step = self.trainer.progress().step;
         let evaluation = match self.max_wrong {
             Some(wrong) => self.trainer.evaluate_up_to(wrong)?,
             None => self.trainer.evaluate()?,
@@ -88,9 +114,17 @@ impl RunningTrial {
         let evaluation = evaluation.expect("a workload holds samples out");
         let diverged = !evaluation.loss.is_finite();
         let error = if diverged { 1.0 } else { evaluation.error() };
+        let check = TrialCheck { step, loss: evaluation.loss, error, diverged, pruned: self.is_pruned() };
+        if diverged {
+            self.end = Some(check);
+        }
+        Ok(check)
+    }
+
+    /// Whether the network is as sparse as it will be. A method prunes before a step, so the last of it is seen
+    /// one step later.
+    fn is_pruned(&self) -> bool {
         let prune = self.trainer.context().plan.pruning.as_ref();
-        // A method prunes before a step, so the last of it is seen one step later.
-        let pruned = prune.is_none_or(|prune| step > prune.method.pruned_after(self.steps()));
-        Ok(TrialCheck { step, loss: evaluation.loss, error, diverged, pruned })
+        prune.is_none_or(|prune| self.trainer.progress().step > prune.method.pruned_after(self.steps()))
     }
 }

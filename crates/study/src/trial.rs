@@ -77,6 +77,12 @@ pub trait Trial {
     /// there, and says so.
     fn advance(&mut self, step: u64) -> Result<TrialCheck, Error>;
 
+    /// The same where only an end is of interest: none may come back of a trial that has neither reached the
+    /// goal nor diverged.
+    fn advance_to_goal(&mut self, step: u64) -> Result<Option<TrialCheck>, Error> {
+        self.advance(step).map(Some)
+    }
+
     /// Writes to a folder all that it needs to go on from where it stands, and its record, instead of
     /// what it wrote there before.
     fn save(&mut self, _folder: &Path, _record: &TrialRecord) -> Result<(), Error> {

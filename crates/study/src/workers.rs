@@ -90,6 +90,10 @@ impl Trial for RunningTrial {
         RunningTrial::advance(self, step)
     }
 
+    fn advance_to_goal(&mut self, step: u64) -> Result<Option<TrialCheck>> {
+        RunningTrial::advance_to_goal(self, step)
+    }
+
     fn save(&mut self, folder: &Path, record: &TrialRecord) -> Result<()> {
         RunningTrial::save(self, folder, record)
     }

@@ -163,6 +163,14 @@ impl Head {
         LinearHead { linear, classes: self.classes.as_ref() }.measure(&operands, x, targets, chunk)
     }
 
+    /// The logits of all rows, of the classes that are made here; of so few classes that they can all be held.
+    pub fn logits(&self, x: &Tensor, weights: &dyn WeightStore) -> Result<Tensor> {
+        match &self.linear {
+            Some(linear) => HeadOperands::new(linear, weights)?.logits(x),
+            None => Ok(x.clone()),
+        }
+    }
+
     /// The logits of the last row alone, of the classes that are made here: what generation samples from.
     pub fn last_logits(&self, x: &Tensor, weights: &dyn WeightStore) -> Result<Tensor> {
         let row = match x.rows() {

@@ -219,6 +219,26 @@ fn a_goal_leaves_samples_out_and_decides_as_all_of_them_would() {
     }
 }
 
+/// Whatever order samples are seen in, and however few, the answer is that of all; and training is the same.
+#[test]
+fn a_trial_asked_for_its_goal_alone_reaches_it_at_the_same_step() {
+    let (workload, settings) = (workload(), settings(32, 0.5, 0.1));
+    let steps: Vec<u64> = (1..=12).collect();
+    let (full, weights) = take(&workload, &settings, &steps);
+    let mut errors: Vec<f64> = full.iter().map(|check| check.error).collect();
+    errors.sort_by(f64::total_cmp);
+    errors.dedup();
+    assert!(errors.len() > 3, "it learns: {errors:?}");
+    for goal in errors {
+        let mut trial = RunningTrial::begin(&workload.with_goal(goal), &settings).unwrap();
+        for (step, full) in steps.iter().zip(&full) {
+            let found = trial.advance_to_goal(*step).unwrap();
+            assert_eq!(found, (full.error <= goal).then_some(*full), "{goal}");
+        }
+        assert_eq!(trial.trainer().params().hash().unwrap(), weights);
+    }
+}
+
 #[test]
 fn what_a_trial_cannot_be_is_refused() {
     let refused = |overrides: &[&str]| {

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use espalier_comm::Communicator;
 use espalier_data::{DataSplit, Dataset, Fetched};
 use espalier_nn::layers::{BatchSlice, BatchStatistics, ForwardContext, GradientSink, InputObserver, Mode};
+use espalier_nn::model::Model;
 use espalier_nn::weights::WeightStore;
 use espalier_plan::schedule::{ChunkWork, Schedule, StageMessage};
 use espalier_tensor::{DType, Device, Tensor};
@@ -117,12 +118,24 @@ impl NoUpdatePass<'_> {
     }
 
     /// A validation sample forward, through a model that is all here: its logits.
-    pub fn logits(&self, sample: usize) -> Result<Vec<f32>> {
-        let (batch, model) = (self.read(DataSplit::Validation, &[(0, sample)])?, self.stage.model(0));
-        let batch_slice = BatchSlice { samples: 1, ..BatchSlice::default() };
-        let mut pass = ForwardContext::new(self.weights, Mode::Evaluate, 0, batch_slice);
-        let x = model.forward(self.input(None, &batch)?, &mut pass)?;
+    pub fn last_logits(&self, sample: usize) -> Result<Vec<f32>> {
+        let (model, x) = self.forward_whole(&[(0, sample)])?;
         Ok(model.read_logits(&model.last_logits(&x, self.weights)?)?)
+    }
+
+    /// Validation samples of few classes forward, through a model that is all here: their logits, row by row,
+    /// and how many there are of each.
+    pub fn logits(&self, samples: &[(u64, usize)]) -> Result<(Vec<f32>, usize)> {
+        let (model, x) = self.forward_whole(samples)?;
+        let logits = model.logits(&x, self.weights)?;
+        Ok((logits.read_f32()?, logits.width()))
+    }
+
+    fn forward_whole(&self, samples: &[(u64, usize)]) -> Result<(&Model, Tensor)> {
+        let (batch, model) = (self.read(DataSplit::Validation, samples)?, self.stage.model(0));
+        let batch_slice = BatchSlice { samples: samples.len(), ..BatchSlice::default() };
+        let mut pass = ForwardContext::new(self.weights, Mode::Evaluate, 0, batch_slice);
+        Ok((model, model.forward(self.input(None, &batch)?, &mut pass)?))
     }
 
     /// Training samples forward, as in evaluation: dropout passes, and batch norms use what they have measured.

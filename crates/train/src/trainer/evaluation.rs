@@ -75,7 +75,7 @@ impl Trainer {
 
     /// The logits of a sample of the validation split, of all classes; where this rank has all of the model.
     pub(crate) fn logits(&self, sample: usize) -> Result<Vec<f32>> {
-        NoUpdatePass::of(&self.context, &self.params).logits(sample)
+        NoUpdatePass::of(&self.context, &self.params).last_logits(sample)
     }
 
     /// What came of so many samples, or all, seen until a rank has seen `enough`, and whether these are all;

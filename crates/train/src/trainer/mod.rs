@@ -7,6 +7,7 @@
 
 mod checkpointing;
 mod evaluation;
+mod goal_check;
 mod pruning;
 mod state_mask;
 mod zeros;
@@ -41,6 +42,7 @@ use pruning::sparse_products;
 
 pub use crate::checkpoint::RunProgress;
 pub use evaluation::Evaluation;
+pub use goal_check::GoalCheck;
 
 /// A model in training.
 #[derive(Debug)]
