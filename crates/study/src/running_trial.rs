@@ -22,6 +22,8 @@ pub struct RunningTrial {
     /// What its checkpoints are of: model and precision.
     model: String,
     precision: &'static str,
+    /// The most wrong predictions of a check that reaches the goal, and who asks whether there are more; of other
+    /// goals, and samples without classes, nobody does.
     max_wrong: Option<usize>,
     goal_check: Option<GoalCheck>,
     /// What it came to, where it has diverged.

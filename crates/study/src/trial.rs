@@ -163,7 +163,7 @@ pub struct TrialRecord {
     /// What became of it.
     pub status: TrialStatus,
     pub steps: u64,
-    /// The least measure of the goal so far; absent where it was never a number.
+    /// The least measure of the goal at a point of the curve; absent where it was never a number.
     pub best: Option<f64>,
     /// The hyperparameters, in the order of the ranges.
     pub fields: Vec<(String, f64)>,

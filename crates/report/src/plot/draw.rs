@@ -65,16 +65,22 @@ impl Plot {
         for at in x.minor_ticks().into_iter().filter_map(|value| x.within(value)) {
             canvas.line("grid", (at, bottom), (at, bottom + 4.0));
         }
-        // Where ticks were asked for that do not fit beside each other, some are left out.
-        let mut free = f64::NEG_INFINITY;
-        for (value, tick) in &ticks {
-            let Some(at) = x.within(*value) else { continue };
+        let places = ticks.iter().filter_map(|(value, tick)| x.within(*value).map(|at| (at, tick)));
+        let places: Vec<(f64, &String)> = places.collect();
+        for &(at, _) in &places {
             canvas.line("axis", (at, bottom), (at, bottom + 4.0));
-            let half = width_of(tick) / 2.0;
-            if at - half >= free {
-                canvas.text("quiet", (at, bottom + 18.0), Anchor::Middle, tick);
-                free = at + half + 6.0;
-            }
+        }
+        // Where ticks were asked for whose numbers do not fit beside each other, every second one up to the last
+        // has its number, or every third ...
+        let numbered = |every: usize| places.iter().rev().step_by(every);
+        let fits = |&every: &usize| {
+            numbered(every).zip(numbered(every).skip(1)).all(|((right, after), (left, before))| {
+                right - left >= (width_of(after) + width_of(before)) / 2.0 + 6.0
+            })
+        };
+        let every = (1..).find(fits).expect("the last one alone fits");
+        for (at, tick) in numbered(every) {
+            canvas.text("quiet", (*at, bottom + 18.0), Anchor::Middle, tick);
         }
         let middle = (x.from + x.to) / 2.0;
         canvas.text("quiet small", (middle, height - 8.0), Anchor::Middle, &self.x.caption());
@@ -238,6 +244,23 @@ mod tests {
             .with(Curve::new("one", 0, vec![(64.0, 1040.0)]).with_markers());
         let drawn = svg(plot);
         assert!(drawn.contains("<circle") && drawn.contains(">50<") && drawn.contains(">1000<"), "{drawn}");
+    }
+
+    /// The largest batch of a study has its number, however many there are.
+    #[test]
+    fn ticks_that_are_too_many_for_their_numbers_have_every_second_one_up_to_the_last() {
+        let numbers = |count: u32| {
+            let batches = (1..=count).map(|power| f64::from(1 << power));
+            let ticks = batches.clone().map(|batch| (batch, batch.to_string())).collect();
+            let curve = Curve::new("one", 0, batches.map(|batch| (batch, 1.0 + 1.0 / batch)).collect());
+            let drawn =
+                svg(Plot::new("t", PlotAxis::log("x").with_ticks(ticks), PlotAxis::linear("y")).with(curve));
+            let shown =
+                (1..=count).map(|power| 1 << power).filter(|b| drawn.contains(&format!("\"middle\">{b}<")));
+            shown.collect::<Vec<u32>>()
+        };
+        assert_eq!(numbers(4), [2, 4, 8, 16]);
+        assert_eq!(numbers(14), [4, 16, 64, 256, 1024, 4096, 16384]);
     }
 
     /// Of a million points few are left, and among them the highest.
