@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Trials of a study beside PyTorch: steps a second of simple-cnn with momentum, and a look at 6000 held-out images.
+"""Trials of a study beside PyTorch: steps a second of simple-cnn or resnet8 with momentum, and a look at the 6000 or 5000 held-out images.
 
     cargo bench -p espalier-study --bench trial --no-run
     python benches/trial.py --peers DIR [--rounds 5] [--batch 64] [--trials 1,2]
     python benches/trial.py --peers DIR --device cuda --trials 1,4,8,16,24,32
+    python benches/trial.py --peers DIR --device cuda --trials 1,8,16 --network resnet8 --batch 128
 
-On the CPU PyTorch and each of our trials have one thread; on a card PyTorch runs one trial eagerly, as most people do, and ours run beside each
+On the CPU PyTorch and each of our trials have one thread; on a GPU PyTorch runs one trial eagerly, as most people do, and ours run beside each
 other, a stream each. A round measures PyTorch, each number of trials, and PyTorch again; the round that is reported is the steadiest, the one
 whose two measurements of PyTorch differ least, and beside it stands the median of all rounds. DIR holds torch_cnn.py; the interpreter that
 runs this must have torch. PyTorch's step works on one batch that stays where it is; ours gathers each batch from the data set.
@@ -18,33 +19,36 @@ arguments.add_argument("--peers", type=os.path.abspath)
 arguments.add_argument("--rounds", type=int, default=5)
 arguments.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
 arguments.add_argument("--trials", default="1")
+arguments.add_argument("--network", choices=["simple-cnn", "resnet8"], default="simple-cnn")
 arguments.add_argument("--batch", type=int, default=64)
-arguments.add_argument("--steps", type=int, default=0, help="timed steps of each measurement; 0: 32 on the CPU, 2000 on a card")
+arguments.add_argument("--steps", type=int, default=0, help="timed steps of each measurement; 0: 32 on the CPU, 2000 on a GPU")
 arguments.add_argument("--sparsity", type=float, default=0.0)
 arguments.add_argument("--binary", help="the program that --bench trial builds, found below target/release where left out")
 arguments.add_argument("--torch-look", action="store_true", help="only time PyTorch's look at the held-out images")
 options = arguments.parse_args()
 options.steps = options.steps or (32 if options.device == "cpu" else 2000)
+HELD_OUT = {"simple-cnn": 6000, "resnet8": 5000}
+
+
+def networks():
+    """The networks of torch_cnn.py, which times one as soon as it is imported."""
+    with open(os.path.join(options.peers, "torch_cnn.py")) as file:
+        source = file.read()
+    names = {}
+    exec(source[:source.index("p = argparse")], names)
+    return names["nets"]
 
 
 def torch_look():
-    """Seconds that PyTorch takes to judge 6000 images with simple-cnn, in batches of 500."""
-    import torch, torch.nn as nn, torch.nn.functional as F
-
-    class SimpleCnn(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.c1, self.c2, self.fc = nn.Conv2d(1, 32, 5), nn.Conv2d(32, 64, 5), nn.Linear(1024, 10)
-
-        def forward(self, x):
-            x = F.max_pool2d(F.relu(self.c1(x)), 2)
-            return self.fc(F.max_pool2d(F.relu(self.c2(x)), 2).flatten(1))
+    """Seconds that PyTorch takes to judge the held-out images, in batches of 500."""
+    import torch, torch.nn.functional as F
 
     if options.device == "cpu":
         torch.set_num_threads(1)
-    model = SimpleCnn().to(options.device).eval()
-    images = torch.randn(6000, 1, 28, 28, device=options.device)
-    labels = torch.randint(0, 10, (6000,), device=options.device)
+    network, count = networks()[options.network], HELD_OUT[options.network]
+    model = network().to(options.device).eval()
+    images = torch.randn(count, *network.shape, device=options.device)
+    labels = torch.randint(0, 10, (count,), device=options.device)
 
     def look():
         wrong = loss = 0
@@ -80,14 +84,14 @@ def binary():
 def peer():
     threads = ["--threads", "1"] if options.device == "cpu" else []
     count = str(min(options.steps, 300))
-    step = run(sys.executable, os.path.join(options.peers, "torch_cnn.py"), "--net", "simple-cnn", "--device", options.device, "--batch",
+    step = run(sys.executable, os.path.join(options.peers, "torch_cnn.py"), "--net", options.network, "--device", options.device, "--batch",
                str(options.batch), "--steps", count, *threads)
-    look = run(sys.executable, os.path.abspath(__file__), "--torch-look", "--device", options.device)
+    look = run(sys.executable, os.path.abspath(__file__), "--torch-look", "--device", options.device, "--peers", options.peers, "--network", options.network)
     return dict(steps_per_s=1e3 / step["step_ms"], looks_per_s=1e3 / look["look_ms"], version=step["peer"])
 
 
 def ours(program, trials):
-    return run(program, "--device", options.device, "--trials", str(trials), "--batch", str(options.batch), "--steps", str(options.steps),
+    return run(program, "--network", options.network, "--device", options.device, "--trials", str(trials), "--batch", str(options.batch), "--steps", str(options.steps),
                "--sparsity", str(options.sparsity))
 
 
@@ -106,7 +110,7 @@ def main():
     def ratios(key, place):
         return sorted(one["ours"][place][key] / one["torch"][key] for one in rounds)
 
-    print(f"simple-cnn, momentum, f32, batch {options.batch}, sparsity {options.sparsity}, {options.device}, {best['version']}; "
+    print(f"{options.network}, momentum, f32, batch {options.batch}, sparsity {options.sparsity}, {options.device}, {best['version']}; "
           f"{options.rounds} rounds, the steadiest (spread {100 * best['spread']:.1f} %)")
     print("| what runs | trial-steps/s | over PyTorch (median, range) | looks/s | over PyTorch (median) |\n|---|---|---|---|---|")
     print(f"| PyTorch, one trial | {best['torch']['steps_per_s']:.1f} | 1 | {best['torch']['looks_per_s']:.2f} | 1 |")

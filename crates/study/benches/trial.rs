@@ -1,12 +1,12 @@
 //! How fast trials of a study run: steps a second of so many at once, and what a validation takes.
-//! `cargo bench -p espalier-study --bench trial -- [--device cuda] [--trials 8] [--batch 64] [--steps 64] [--sparsity 0.9] [--goal 0.12] [--eval-batch 500] [--field train.micro_batches=4]`
+//! `cargo bench -p espalier-study --bench trial -- [--network resnet8] [--device cuda] [--trials 8] [--batch 64] [--steps 64] [--sparsity 0.9] [--goal 0.12] [--eval-batch 500] [--field train.micro_batches=4]`
 //!
-//! The study's simple-cnn with momentum on made-up images of 28 x 28, of which 6000 are held out. Each trial
-//! has a thread and a device of its own: one thread of the processor, or a stream of the GPU. All begin
+//! The study's simple-cnn with momentum on made-up images of 28 x 28, of which 6000 are held out, or its resnet8 on
+//! images of 32 x 32 x 3, of which 5000 are. Each trial has a thread and a device of its own: one thread of the processor, or a stream of the GPU. All begin
 //! together; the first steps are not timed. Prints one line of JSON; `benches/trial.py` puts it beside
 //! PyTorch.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::Instant;
 use std::{env, fs, thread};
@@ -17,7 +17,6 @@ use espalier_study::{RunningTrial, TrialSettings, Workload};
 use espalier_tensor::Device;
 use espalier_tensor::cuda::Cuda;
 
-const IMAGES: usize = 60_000;
 const WARM_UP: u64 = 8;
 const CHECKS: usize = 3;
 
@@ -47,12 +46,19 @@ fn main() {
         _ => Device::cpu(1).expect("a processor"),
     };
     let folder = env::temp_dir().join(format!("espalier-trial-{}", std::process::id()));
-    write_images(&folder);
+    fs::create_dir_all(&folder).expect("a folder for images");
+    let network = value("--network").unwrap_or_else(|| "simple-cnn".into());
+    let (format, path) = match network.as_str() {
+        "resnet8" => ("cifar10", write_cifar(&folder)),
+        _ => ("idx", write_idx(&folder)),
+    };
     let eval_batch = number("--eval-batch", 0.0) as usize;
     let run = RunFile::parse(
         RUN,
         &[
-            Override::data_path(&folder),
+            format!("model.name={network}").into(),
+            format!("data.kind={format}").into(),
+            Override::data_path(&path),
             format!("train.steps={}", WARM_UP + steps).into(),
             format!("train.eval_batch={eval_batch}").into(),
         ],
@@ -97,7 +103,7 @@ fn main() {
     let longest = |of: fn(&TrialSeconds) -> f64| all.iter().map(of).fold(0.0, f64::max);
     let (seconds, check_seconds) = (longest(|trial| trial.steps), longest(|trial| trial.check_seconds));
     println!(
-        "{{\"device\": \"{kind}\", \"trials\": {trials}, \"batch\": {batch}, \"sparsity\": {sparsity}, \"step_ms\": {:.4}, \
+        "{{\"network\": \"{network}\", \"device\": \"{kind}\", \"trials\": {trials}, \"batch\": {batch}, \"sparsity\": {sparsity}, \"step_ms\": {:.4}, \
          \"steps_per_s\": {:.1}, \"look_ms\": {:.3}, \"looks_per_s\": {:.2}}}",
         seconds * 1e3 / steps as f64,
         (trials as u64 * steps) as f64 / seconds,
@@ -123,23 +129,39 @@ const RUN: &str = r#"
     biases = true
 "#;
 
-/// MNIST's format with bytes that say nothing of their labels.
-fn write_images(folder: &Path) {
-    let mut state = 1u64;
-    let mut bytes = |count: usize, most: u64| -> Vec<u8> {
+/// Bytes that say nothing of each other, below some number.
+struct Noise(u64);
+
+impl Noise {
+    fn bytes(&mut self, count: usize, most: u64) -> Vec<u8> {
         let mut next = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            ((state >> 33) % most) as u8
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((self.0 >> 33) % most) as u8
         };
         (0..count).map(|_| next()).collect()
-    };
+    }
+}
+
+/// 60,000 images in MNIST's format.
+fn write_idx(folder: &Path) -> PathBuf {
+    const IMAGES: usize = 60_000;
+    let mut noise = Noise(1);
     let head = |magic: u32, sizes: &[usize]| {
         let header = std::iter::once(magic).chain(sizes.iter().map(|size| *size as u32));
         header.flat_map(u32::to_be_bytes).collect::<Vec<u8>>()
     };
-    fs::create_dir_all(folder).expect("a folder for images");
-    let images = [head(0x803, &[IMAGES, 28, 28]), bytes(IMAGES * 784, 256)].concat();
+    let images = [head(0x803, &[IMAGES, 28, 28]), noise.bytes(IMAGES * 784, 256)].concat();
     fs::write(folder.join("train-images-idx3-ubyte"), images).expect("room for images");
-    let labels = [head(0x801, &[IMAGES]), bytes(IMAGES, 10)].concat();
+    let labels = [head(0x801, &[IMAGES]), noise.bytes(IMAGES, 10)].concat();
     fs::write(folder.join("train-labels-idx1-ubyte"), labels).expect("room for labels");
+    folder.into()
+}
+
+/// 50,000 images in CIFAR-10's format, in one file.
+fn write_cifar(folder: &Path) -> PathBuf {
+    let mut noise = Noise(1);
+    let image = |_| [noise.bytes(1, 10), noise.bytes(3072, 256)].concat();
+    let path = folder.join("data_batch_1.bin");
+    fs::write(&path, (0..50_000).flat_map(image).collect::<Vec<u8>>()).expect("room for images");
+    path
 }
